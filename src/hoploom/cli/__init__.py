@@ -134,10 +134,7 @@ def _run(words: list[str], *, is_process: bool) -> int:
 
 @contextmanager
 def _import_permanently() -> Iterator[None]:
-    """Disable garbage collection and PyG's FutureWarning in a `with` block; later collections skip what was imported.
-
-    Collecting the imported objects would take a quarter of a short command's time.
-    """
+    """Disable garbage collection and PyG's FutureWarning; later collections skip what was imported, to save time."""
     gc.disable()
     sys.warnoptions.append(PYG_SPEAKS)  # spawned ranks inherit it
     warnings.filterwarnings("ignore", PYG_SPEAKS.split(":")[1], FutureWarning)
@@ -221,10 +218,7 @@ def _unknown(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Seq
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return two lists of words: for `launch`, its arguments (before --) and the command to launch (after --).
-
-    For any other command, the second list is empty.
-    """
+    """Return the words of `launch` before -- and after it; for any other command, all words and an empty list."""
     if words[0] != "launch":
         return words, []
     at = words.index("--") if "--" in words else len(words)
@@ -234,10 +228,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return the words as argparse needs them: `--fanouts -1,5` becomes `--fanouts=-1,5`.
-
-    Otherwise -1 would be read as an option. In the names of options, _ becomes -.
-    """
+    """Return the words as argparse needs them: `--fanouts -1,5` is `--fanouts=-1,5`, and _ in options becomes -."""
     joined: list[str] = []
     for given in words:
         word = re.sub(r"^--[a-z_]+(?=$|=)", lambda flag: flag[0].replace("_", "-"), given)
@@ -338,10 +329,7 @@ class Command:
 
 
 class _Reading(argparse.Action):
-    """An argparse action that converts an option's text with `read`.
-
-    The argument `type` of argparse would not do: it hides the message of a ConfigError.
-    """
+    """An argparse action that converts text with `read`; argparse's `type` would hide the message of a ConfigError."""
 
     def __init__(self, *, read: Read, appends: bool = False, **described: Any) -> None:
         super().__init__(**described)
@@ -396,10 +384,7 @@ def fanouts_or_none(flag: str, text: str) -> list[int] | None:
 
 
 def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None:
-    """Return the loader's `input_nodes` for a text: SPLIT, TYPE:SPLIT, or "none" for None.
-
-    Without a text, return the split `train` if only one node type has it, else None.
-    """
+    """Return the loader's `input_nodes` for SPLIT, TYPE:SPLIT or "none"; by default the only `train`, else None."""
     if text == NONE:
         return None
     known = {
@@ -419,10 +404,7 @@ def seeds_of(schema: "Schema", text: str | None) -> str | tuple[str, str] | None
 
 
 def check_writable(flag: str, path: Path | None, *suffixes: str) -> None:
-    """Raise ConfigError if a file cannot be written, or does not end in one of `suffixes` (if there are any).
-
-    Commands check this before long work, not after it.
-    """
+    """Raise ConfigError, before long work, if a file cannot be written or does not end in one of `suffixes`."""
     if path is None:
         return
     folder = path.absolute().parent

@@ -144,10 +144,7 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
 def parsed(
     expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
 ) -> KeyRule:
-    """Return a rule that converts values of type `kinds`. `parse` raises ConfigError or returns None for a wrong one.
-
-    Error messages name `expects` as what to give, and the accepted `words`, if any, as hints.
-    """
+    """Return a rule that converts values of `kinds` by `parse`, which raises ConfigError or returns None for others."""
 
     def read(value: Any) -> Any:
         try:
@@ -332,10 +329,7 @@ class Document:
     def section(
         self, path: KeyPath, *, owner: type[Any], tables: Sequence[str] = (), optional: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return the value or the default of every key of a section. The dataclass `owner` describes these keys.
-
-        `tables` names subtables that are read separately; `optional` names required keys that may be missing.
-        """
+        """Return all keys of `owner`'s section, or defaults; `tables` are read apart, `optional` ones may be absent."""
         given, known = self.table(path), keys_in(owner)
         self._check_known(given, (*known, *tables), path)
         return {name: self._value(described, path, given, optional) for name, described in known.items()}

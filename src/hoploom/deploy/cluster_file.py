@@ -56,10 +56,7 @@ class TopKeys:
 
 @dataclass(frozen=True)
 class Host:
-    """The keys of one host, from section [hosts.NAME] of the file.
-
-    Two hosts may have the same address. resolve.py sets the keys that the file leaves out.
-    """
+    """The keys of section [hosts.NAME]; resolve.py sets those left out. Two hosts may have the same address."""
 
     name: str  # unique; shown in messages and labels
     address: str = key(None, "the address that other hosts use; default: its name", rules.HOST, example="10.0.0.1")

@@ -126,10 +126,7 @@ class ProcessGuard:
 
 
 def kill_all(number: int, group: int) -> int:
-    """Send signal `number` to all descendants of this process; return how many there are. Signal 0 only counts them.
-
-    Only Linux can list descendants. On other systems, the process group `group` gets the signal and counts as one.
-    """
+    """Send a signal to all descendants and return their number; outside Linux, to `group`, as one. 0 only counts."""
     if not IS_LINUX:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -157,10 +154,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def guard(job: dict[str, Any]) -> int:
-    """Run the command of a job and return its exit code.
-
-    Environment variables are part of the job, because `ps` would show those on a command line.
-    """
+    """Run a job's command; return its exit code. Variables are in the job, because `ps` shows command lines."""
     words, folder = job["words"], job["folder"]
     if IS_LINUX:
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)

@@ -225,10 +225,7 @@ class Supervisor:
         *,
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Send a signal to the children with one of `labels`, by default all.
-
-        After `seconds`, or as soon as `hurried` returns True, kill those that still run.
-        """
+        """Send a signal to these children (default: all); kill them after `seconds`, or once `hurried` returns True."""
         named = None if labels is None else list(labels)
         for child in self.living(named):
             child.send(name)

@@ -88,10 +88,7 @@ def as_yaml(values: Sequence[Manifest]) -> str:
 
 
 def _inside(cluster: Cluster) -> Cluster:
-    """Return the cluster as it is inside Kubernetes: the addresses are those of pods, and no host has `devices`.
-
-    A pod sees only its own GPUs, so it needs no list of devices.
-    """
+    """Return the cluster inside Kubernetes: pods' addresses, and no `devices`, because a pod sees only its own GPUs."""
     options, name = cluster.kubernetes, _set_name(cluster)
     ordinals = {host.name: i for i, host in enumerate(cluster.servers)}
     in_pods_of_trainers = cluster.mode == "worker"
@@ -119,10 +116,7 @@ def _inside(cluster: Cluster) -> Cluster:
 
 
 def _service(cluster: Cluster) -> Manifest:
-    """Return the Service, which gives each server a name.
-
-    Names exist before the servers are ready, because servers connect to each other when they start.
-    """
+    """Return the Service, which gives servers names before they are ready: they connect to each other at the start."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -151,10 +145,7 @@ def _stateful_set(cluster: Cluster) -> Manifest:
 
 
 def _server(cluster: Cluster) -> Manifest:
-    """Return the container of the servers. Its shell chooses the command by the number at the end of the pod's name.
-
-    A server listens on all addresses of its pod, because the pod's name may not resolve yet.
-    """
+    """Return the servers' container: it picks its command by the pod's number, and listens on all its addresses."""
     listen, metrics = (f"0.0.0.0:{port}" for port in _ports(cluster).values())
     words = [
         replace(server_command(cluster, host), listen=listen, metrics=metrics, grace=GRACE).words(host.python)
@@ -282,10 +273,7 @@ def _literal(text: str) -> str:
 
 
 def _volumes(cluster: Cluster) -> list[Manifest]:
-    """Return a pod's volumes: the store and the Secret, if the options name them.
-
-    Only root can read the files of the Secret; if pods run as another `user`, the group of that user can, too.
-    """
+    """Return a pod's volumes. Only root can read the Secret's files; if pods run as a `user`, its group can, too."""
     options = cluster.kubernetes
     mode = 0o400 if options.user is None else 0o440
     store = {"name": "store", "persistentVolumeClaim": {"claimName": options.claim}}
@@ -304,10 +292,7 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 
 
 def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
-    """Yield an error text for each option that is missing or wrong.
-
-    Also yield one for each setting in which two servers or two trainers differ: their pods come from one template.
-    """
+    """Yield an error text for each option that is missing or wrong, and for hosts of one template that differ."""
     if not options.name[0].isalpha():
         yield f"kubernetes.name is {options.name}; let it begin with a letter"
     if options.image is None:

@@ -235,10 +235,7 @@ def first_of(failures: Sequence[Failure]) -> Failure:
 
 
 def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines of `tail` without those that torchrun adds, or all lines if no others are left.
-
-    torchrun adds a banner at the beginning, and everything from its first log line on.
-    """
+    """Return the lines without torchrun's banner, and only up to its first log line; all lines if none are left."""
     own = next((i for i, line in enumerate(tail) if TORCHRUN_NOISE.search(line)), len(tail))
     begin = next((i for i, line in enumerate(tail[:own]) if not TORCHRUN_BANNER.match(line)), own)
     return tuple(tail[begin:own] or tail)
@@ -279,10 +276,7 @@ class View:
             self._write(f"hoploom: {line}\n", is_error=True)
 
     def tail(self, label: str) -> tuple[str, ...]:
-        """Return the last lines that a process wrote to stderr.
-
-        If one of its ranks or torchrun has failed, return only the lines of the one that failed first.
-        """
+        """Return a process' last lines on stderr; if a rank or torchrun has failed, only those of the first to fail."""
         with self._lock:
             tails = list(self._tails[label].values())
             first = cause(tails, label)

@@ -128,10 +128,7 @@ class Opening:
 
 
 def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
-    """Return `opening` with the settings of `hoploom launch` added.
-
-    If only the launcher names servers, its servers and store replace the script's path. Else they have no effect.
-    """
+    """Return `opening` with the launcher's settings. Its servers and store count only if the script has no servers."""
     options = dict(settings.security) | {k: v for k, v in opening.options.items() if v is not None}
     opening = replace(opening, options=options)
     if opening.servers or not settings.servers:
@@ -277,10 +274,7 @@ class LocalServer(Closing):
 
 
 def _show(label: str, line: str, *, is_error: bool) -> None:
-    """Write a line of the server's stderr to this process' stderr.
-
-    Write to file descriptor 2, because threads may call this while the interpreter ends and closes sys.stderr.
-    """
+    """Write a server's line to descriptor 2: threads may call this while the interpreter closes sys.stderr."""
     if not is_error or line.startswith(SERVING):
         return
     rest = f"{line}\n".encode()

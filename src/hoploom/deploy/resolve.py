@@ -129,11 +129,7 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
 
 
 def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
-    """Return the hosts with a port for each server.
-
-    A port that the file leaves out is the next number that no other server has at this address. For executors that
-    choose ports later (local and Slurm), it is 0.
-    """
+    """Return the hosts with a port for each server: the given one, else the next free one, or 0 to choose it later."""
     is_given = "server.port" in parsed.document.where
     base = 0 if executor in FINDS_PORTS and not is_given else parsed.sections["server"].port
     taken: dict[tuple[str, int], str] = {}  # (address, port) -> host name
@@ -155,10 +151,7 @@ def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: st
 
 
 def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
-    """Return the cluster with parts for each server: those in the file or, if it names none, equal shares.
-
-    If there are more servers than parts, some servers hold replicas.
-    """
+    """Return the cluster with parts for each server: the file's, else equal shares, or replicas of too few parts."""
     names = [host.name for host in cluster.servers]
     if any(host.parts for host in cluster.servers):
         return cluster
@@ -258,10 +251,7 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
 
 
 def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield (key, error text) for each host that has parts or, in mode "worker", trainers, but no server.
-
-    Also yield one if no host of the cluster has a server.
-    """
+    """Yield (key, error text) for hosts that need a server (with parts; in "worker", trainers), or if none serves."""
     for host in cluster.hosts:
         if host.parts and not host.serves:
             yield _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"

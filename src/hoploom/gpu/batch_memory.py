@@ -49,10 +49,7 @@ class Pool:
 
     @contextmanager
     def side_stream(self, *, alone: bool = True) -> Iterator[None]:
-        """Make the side stream current in this `with` block.
-
-        If `alone`, one thread at a time enters the block, so that temporary memory of kernels does not add up.
-        """
+        """Make the side stream current; if `alone`, for one thread at a time, so temporary memory does not add up."""
         stream = torch.cuda.stream(self._stream) if self.is_cuda else nullcontext()
         with self._turn if alone else nullcontext(), stream:
             yield
@@ -103,10 +100,7 @@ class Pool:
         self.blocks(sizes * max(0, missing), consumer)  # dropped, and kept by the private pool
 
     def blocks(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
-        """Return a uint8 tensor of each size in `sizes`, for the side stream to write to and stream `consumer` to read.
-
-        Ask for all sizes in one call: each call has a fixed cost, which is higher than that of an allocation.
-        """
+        """Return uint8 tensors of all `sizes`, which the side stream writes and `consumer` reads. Each call is slow."""
         if not self.is_cuda or not sizes:
             return deque(torch.empty(size, dtype=torch.uint8) for size in sizes)
         with self._lock:

@@ -38,10 +38,7 @@ class RelationHop(NamedTuple):
 
 @dataclass(frozen=True)
 class HopPlan:
-    """The relations that each hop samples, and the index of every size in `totals`, the device's array of sizes.
-
-    Sizes add up from hop to hop. With mode="blocks", however, the picks of each hop are counted from 0.
-    """
+    """The relations of each hop, and each size's index in `totals`. Sizes add up over hops, except picks in blocks."""
 
     schema: Schema
     sampling: Sampling

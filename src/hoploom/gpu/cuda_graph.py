@@ -34,10 +34,7 @@ class WorkEvent:
 
 
 class WorkStream:
-    """A CUDA stream for recordings: a new stream if `own_stream`, else the current one. Recordings share a memory pool.
-
-    Recordings on one stream can share memory, because they never run at the same time.
-    """
+    """A CUDA stream for recordings, new or the current one. They share a memory pool, as they never run at once."""
 
     def __init__(self, device: torch.device, *, own_stream: bool) -> None:
         self.device = device
@@ -83,11 +80,7 @@ class WorkStream:
 
 
 class Recording:
-    """A function without arguments that is recorded as a CUDA graph after its first calls, then replayed.
-
-    >>> step = Recording(train_on_the_static_batch, WorkStream(device, own_stream=False))
-    >>> step()
-    """
+    """A function without arguments that is recorded as a CUDA graph after its first calls, then replayed."""
 
     def __init__(self, work: Callable[[], None], stream: WorkStream) -> None:
         self._work: Callable[[], None] | None = work
@@ -200,10 +193,7 @@ def not_recordable(why: str) -> ConfigError:
 
 
 def prepare_optimizer(optimizer: Optimizer, *, recorded: bool) -> None:
-    """Set the optimizer's options for steps with or without recordings; a restored checkpoint may have changed them.
-
-    >>> prepare_optimizer(optimizer, recorded=True)
-    """
+    """Set the optimizer's options for steps with or without recordings; a checkpoint may have changed them."""
     for group in optimizer.param_groups:
         if isinstance(optimizer, SGD):
             group["fused"] = True if recorded else None
@@ -217,10 +207,7 @@ def prepare_optimizer(optimizer: Optimizer, *, recorded: bool) -> None:
 
 
 class LearningRates:
-    """The learning rates of an optimizer's parameter groups, as tensors on the device that recorded steps read.
-
-    Between steps the groups hold Python numbers, which schedules and checkpoints need.
-    """
+    """The learning rates of parameter groups as tensors that recorded steps read; between steps they are numbers."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

@@ -101,10 +101,7 @@ def sample_on_device(
     key: Tensor,
     into: DeviceBuffers,
 ) -> None:
-    """Sample a batch into the buffers `into`, equal to that of `sample_hops`. The seeds are on the device.
-
-    `key` [] int64 holds the bits of the batch's random key.
-    """
+    """Sample a batch into the buffers `into`, equal to that of `sample_hops`; `key` [] int64 has its key's bits."""
     into.totals.zero_()
     for of_relations in into.layers:
         for edges in of_relations:

@@ -44,11 +44,7 @@ def shared_name(*what: Any) -> str:
 
 
 class HostMemory(Closing):
-    """Bytes shared by all processes of this host that open the same name.
-
-    >>> with HostMemory(shared_name("papers", "x"), size, fill) as memory:
-    ...     rows = memory.bytes.view(torch.float32)
-    """
+    """Bytes shared by all processes of this host that open the same name."""
 
     def __init__(self, name: str, size: int, fill: Fill, *, seconds: float = DEADLINE) -> None:
         self.path, self.size = FOLDER / name, size
@@ -73,10 +69,7 @@ class HostMemory(Closing):
         self._unpin = finalize(self, _unregister, self.bytes, device)  # runs without `close`, too
 
     def close(self, is_idle: bool = True) -> None:
-        """Stop using the file; the last process to do so removes it. Existing tensors over the memory stay valid.
-
-        With `is_idle=False`, kernels may still read the memory, so it stays pinned and is never freed.
-        """
+        """Stop using the file; the last user removes it. Unless `is_idle`, memory stays pinned and is never freed."""
         try:
             if self._unpin is not None and is_idle:
                 self._unpin()  # runs once

@@ -231,10 +231,7 @@ def plan_placement(
     device: torch.device,
     among: Ranks | None,
 ) -> PlacePlan:
-    """Plan the placement; raise ConfigError if it is impossible or does not fit. Collective over `among`, if given.
-
-    `features` are "device", "host", "auto", a share of the rows as a float or bytes as an int.
-    """
+    """Plan the placement; raise ConfigError if it is impossible or does not fit. Collective over `among`, if given."""
     _check_reach(store, topology is not None, features is not None)
     relations: tuple[PackedTensors, ...] = ()
     if topology is not None:
@@ -290,10 +287,7 @@ def host_key() -> list[str | int]:
 
 
 def free_memory_of_ranks(device: torch.device, among: Ranks | None) -> tuple[int, int]:
-    """Return the bytes of device memory free for this rank, and the number of ranks that share the device.
-
-    All ranks of a host get the smallest of their results, because they must choose alike to share files. Collective.
-    """
+    """Return the least free device memory and the most ranks per device on this host, whose ranks must choose alike."""
     if among is None:
         return free_memory(device), 1
     found = gather_json(among, [host_key(), free_memory(device), device_key(device)])

@@ -73,11 +73,7 @@ class Placement:
 
 @dataclass(frozen=True, repr=False)
 class PlacedStore:
-    """The tensors of a store that GPU kernels read, copied by `hoploom.place`.
-
-    >>> store = hoploom.place(hoploom.open("papers.store"), topology="cuda", features="20%")
-    >>> print(store.placed)
-    """
+    """The tensors of a store that GPU kernels read, copied by `hoploom.place`."""
 
     schema: Schema
     device: torch.device

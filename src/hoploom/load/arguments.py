@@ -211,10 +211,7 @@ class HGTArguments(LoaderArguments):
 def taking(
     arguments: Callable[Parameters, Given],
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Return a decorator for __init__: callers pass the fields of the dataclass `arguments`, __init__ gets one object.
-
-    An argument that only other libraries know raises ConfigError, unless its value is the default of that library.
-    """
+    """Return a decorator for __init__, which then gets the caller's arguments as one object of class `arguments`."""
     signature, loader = inspect.signature(arguments), arguments.loader  # type: ignore[attr-defined]
 
     def decorate(init: Callable[[Any, Given], None]) -> Callable[Concatenate[Any, Parameters], None]:
@@ -360,11 +357,7 @@ def read_tensor(what: str, values: Any) -> Tensor:
 
 
 def read_input_nodes(store: Store, input_nodes: Any, what: str = "input_nodes") -> tuple[str, Tensor, Tensor | None]:
-    """Return the seeds' node type, their ids [n] int64, and the batch field `input_id`: the ids for a mask, else None.
-
-    With one node type, `input_nodes` is None (all nodes), a split, ids or a mask. With several types, it is a split,
-    a type, or a pair of a type and one of these.
-    """
+    """Return the seeds' node type, their ids [n] int64, and the batch's `input_id`: the ids for a mask, else None."""
     schema = store.schema
     if schema.homogeneous:
         node_type, given = schema.node_types[0].name, input_nodes
@@ -487,10 +480,7 @@ def read_exclude(store: Store, links: SeedLinks, given: LinkArguments) -> Exclus
 
 
 def canonical(schema: Schema, name: Sequence[str], *, known: bool = True) -> RelationName:
-    """Return the three words that name a relation. `name` has these, or two node types that one relation joins.
-
-    If `known` is false, the graph may lack the relation, but not its node types; the middle word is "to" by default.
-    """
+    """Return a relation's three words. `name` has these, or two node types; unless `known`, the relation may be new."""
     key = tuple(name)
     if not known and len(key) == 3 and key not in schema.relation_index:  # perhaps a misspelt relation of the graph
         between = {r.name: r.key for r in schema.relations if {r.source, r.destination} == {key[0], key[2]}}

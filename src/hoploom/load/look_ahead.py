@@ -58,11 +58,7 @@ def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
 
 
 class Window:
-    """The fetched rows of one node type or relation that the newest two groups of steps need.
-
-    There is a table for each field. A row keeps its index in the tables (its slot) while it is needed; later, another
-    row gets this slot. With `little_memory`, a hash table maps ids to slots; otherwise, an array over all ids does.
-    """
+    """The rows of a node type or relation that the newest two groups of steps need, each at its slot of the tables."""
 
     def __init__(self, schema: Schema, owner: TypeKey, fields: Collection[str], *, little_memory: bool) -> None:
         self._schema, self._owner = schema, owner
@@ -157,10 +153,7 @@ class RowLists:
         read: Callable[[list[Tensor], list[Tensor]], None],
         check: Callable[[], None],
     ) -> list[PackedRows]:
-        """Copy the rows to a scratch file, and return the PackedRows of each step.
-
-        `read(ids, outs)` writes the rows of ids[i] to outs[i], [n, row_bytes] uint8. `check()` may raise to stop this.
-        """
+        """Copy rows, which `read(ids, outs)` reads, to a scratch file; return each step's rows. `check()` may raise."""
         shifts = np.zeros((len(self.begins) - 1, len(self.ids)), dtype=np.int64)
         for piece, (begins, ends) in enumerate(pairwise(self.begins)):
             check()
@@ -213,10 +206,7 @@ def _id_dtype(schema: Schema, owner: TypeKey) -> np.dtype[Any]:
 
 
 class LookAhead(Maker):
-    """A maker that fetches rows for a group of steps at a time.
-
-    A group has `num_steps` steps; if None, as many as fit in `window` bytes of memory, or in the folder `scratch`.
-    """
+    """A maker that fetches rows for `num_steps` steps at a time; None: as many as fit in `window` or `scratch`."""
 
     def __init__(
         self,
@@ -239,10 +229,7 @@ class LookAhead(Maker):
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
-        """Yield the Stages of a loop over `order`: sample a group of steps, fetch its rows, and make its batches.
-
-        Threads prepare the next group meanwhile. Scratch files of all ranks take at most half of the free space.
-        """
+        """Yield the Stages of a loop over `order`: sample a group of steps, fetch its rows, and make its batches."""
         num_groups, num_ahead = (2 if pipeline.num_threads else 1), pipeline.num_ahead
         is_packed = False
         if self._window:
@@ -301,10 +288,7 @@ class LookAhead(Maker):
         return self._step_size
 
     def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
-        """Fetch the rows that these batches need and this process does not have, in one request per peer.
-
-        Return an Assembler for each batch. The key is Python's id() of the batch's Sampled object.
-        """
+        """Fetch the rows that batches need and memory lacks, one request per peer; return Assemblers by id(sampled)."""
         with self._maker.seconds("fetch"):
             fields, lookups = self._look_up(batches)
             for owner, names in fields.items():
@@ -389,10 +373,7 @@ class LookAhead(Maker):
         return self._maker.finish(sampled, self._assembler(fields, lookups))
 
     def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
-        """Copy the rows that `steps` need and memory lacks to an unnamed file in scratch space. Return them by step.
-
-        Raise CancelledError if `left` is set, which means that the loop over the batches has ended.
-        """
+        """Copy rows that `steps` need to scratch space; return them by step. Raise CancelledError if `left` is set."""
 
         def check() -> None:
             if left.is_set():

@@ -301,10 +301,7 @@ class Fingerprint:
         }
 
     def seed_hashes(self, limit: int) -> list[int]:
-        """Return the `limit` lowest hashes of the seeds, with repetitions. For seeds of a sampler, return one hash.
-
-        One id has different hashes in different graphs and node types.
-        """
+        """Return the `limit` lowest hashes of the seeds in their graph and node type; one for seeds of a sampler."""
         if isinstance(self.order, DrawnOrder):
             drawn = f"{self._store} {self._seeds} {self.order.layout}"
             return [int(hashlib.sha256(drawn.encode()).hexdigest()[:12], 16)]

@@ -172,11 +172,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class DividedOrder(Order):
-    """The order if the script has divided the seeds over the ranks: every rank reads only those that it was given.
-
-    `num_seeds` counts the seeds of all ranks. Ranks with fewer seeds take smaller batches, so that all make as many
-    steps as the rank with the most seeds.
-    """
+    """The order of seeds that the script has divided: a rank reads its own, in as many steps as the largest share."""
 
     counts: tuple[int, ...]  # seeds of each rank
     own: Order  # of this rank's seeds, as one process would read them
@@ -269,10 +265,7 @@ class ListedOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOrder(ListedOrder):
-    """An order that gives ranks the seeds of the parts that they hold, as far as the equal shares of a step allow.
-
-    A saved position inside an epoch is valid only with the same ranks, parts and batch sizes.
-    """
+    """An order that gives ranks the seeds of the parts that they hold, as far as the equal shares of a step allow."""
 
     held: tuple[tuple[int, ...], ...]  # parts, by rank
     parts: Tensor = field(compare=False)  # [num_seeds] int16, the part of each seed
@@ -313,10 +306,7 @@ class LocalOrder(ListedOrder):
         return out
 
     def _distributed(self, parts: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Return the positions of the epoch's permutation that each host reads: first seeds of its parts, then others.
-
-        `parts` has the part of the seed at each position: [n] int16; `sizes` has the number of seeds of each host.
-        """
+        """Return the positions that each host reads, seeds of its parts first, from `parts` [n] and `sizes` by host."""
         free, taken = list(sizes), [[torch.empty(0, dtype=torch.int64)] for _ in sizes]
         holders = [[host for host, held in enumerate(self.hosts) if part in held] for part in range(self.num_parts)]
         left = [torch.empty(0, dtype=torch.int64)]
@@ -335,11 +325,7 @@ class LocalOrder(ListedOrder):
 
 
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
-    """Return an order that gives seeds to ranks that hold their parts; `nodes` are the seeds' node ids: [n] int64.
-
-    `locality` has the parts of every rank; True stands for the parts that `hoploom.open` found. If servers make the
-    batches, True changes nothing, so that one script runs with and without servers.
-    """
+    """Return an order that gives seeds to ranks that hold their parts; `nodes` are the seeds' node ids: [n] int64."""
     if locality is False or locality is None:
         return order
     if locality is True and store.deployment.makes_batches:
@@ -382,11 +368,7 @@ def _parts_of_ranks(locality: Any, store: Store, num_parts: int, world_size: int
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnOrder(ListedOrder):
-    """An order that a torch sampler draws: `num_seeds` positions per epoch, which may repeat or leave out some.
-
-    The sampler's random numbers are seeded for every epoch, so that all ranks draw the same positions, and a resumed
-    run draws them again. `at_epoch` draws them.
-    """
+    """An order that a torch sampler draws, seeded by epoch: all ranks, and a resumed run, draw the same positions."""
 
     sampler: Any
     num_positions: int  # from which the sampler draws
@@ -459,10 +441,7 @@ def _seeded(key: int, generator: torch.Generator | None) -> Iterator[None]:
 
 
 def drawn(order: Order, sampler: Any, locality: Any) -> Order:
-    """Return an order whose positions are drawn by a torch sampler, as in torch's DataLoader.
-
-    A DistributedSampler gives the ranks different seeds. Raise ConfigError for a sampler that cannot be used.
-    """
+    """Return an order whose positions a torch sampler draws; raise ConfigError for one that cannot be used."""
     name = type(sampler).__name__
     if order.shuffle:
         raise ConfigError(f"sampler={name}: a sampler is mutually exclusive with shuffle=True; leave one of them out")

@@ -161,10 +161,7 @@ class _Run(Generic[Made]):
 
 
 class Workers(Generic[Made]):
-    """Threads that run submitted calls in order. Without threads, `submit` runs the call itself.
-
-    The threads are daemons, so that a transform that never returns cannot hold up the exit.
-    """
+    """Daemon threads, which cannot hold up the exit, that run calls in order; without threads, `submit` runs them."""
 
     def __init__(self, num_threads: int, close_deadline: float = CLOSE_DEADLINE) -> None:
         self._close_deadline = close_deadline

@@ -41,10 +41,7 @@ AS_TRAINED = Presampling()
 
 
 def visited(store: Store, fanouts: Fanouts, seeds: Any, plan: Presampling = AS_TRAINED) -> Iterator[list[Tensor]]:
-    """Yield, for each batch, its distinct nodes of every node type, as a list of [n] int64.
-
-    `seeds` are what NeighborLoader takes as input_nodes: the name of a split, ids, or (node type, one of these).
-    """
+    """Yield each batch's distinct nodes: a list of [n] int64 by node type. `seeds` are as for NeighborLoader."""
     node_type, nodes = distinct_seeds(store, seeds)
     resolve_fanouts(store.schema, fanouts)  # seeds alone would tell nothing
     sampler = Sampler(store.graph, make_sampling(store.schema, fanouts, **plan.options))

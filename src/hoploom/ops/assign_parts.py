@@ -60,10 +60,7 @@ class PartitionRule(NamedTuple):
 
 
 def assign_parts(topology: Topology, seed_bits: Tensor | None, rule: PartitionRule) -> Tensor:
-    """Return the part of every node: [num_nodes] int16. The parts do not depend on the number of threads.
-
-    `seed_bits` [num_nodes / 8 + 1] uint8 has one bit per node, set for seeds; bit 0 of the first byte is node 0.
-    """
+    """Return the part of every node, [num_nodes] int16, for any number of threads; `seed_bits` has one bit per node."""
     parts = torch.empty(topology.bounds[-1], dtype=torch.int16)
     bits = None if seed_bits is None else seed_bits.numpy()
     limits = (rule.num_parts, rule.passes, rule.imbalance, rule.threads, rule.key, rule.wide_ids)
@@ -79,10 +76,7 @@ def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
 
 
 def spread_visits(topology: Topology, new_visits: Tensor, fanouts: Sequence[int], visits: Tensor, threads: int) -> None:
-    """Add to `visits` [num_nodes] int64 how often one more hop of sampling is expected to visit each node.
-
-    `new_visits` [num_nodes] float32 are the first visits in the hop before. `fanouts` are by relation; -1: all edges.
-    """
+    """Add to `visits` [num_nodes] int64 the next hop's expected visits, from `new_visits` [num_nodes] float32."""
     hop = torch.tensor(fanouts, dtype=torch.int64).numpy()
     _run(_core.spread_visits, *_arrays(topology), new_visits.numpy(), hop, threads, visits.numpy())
 

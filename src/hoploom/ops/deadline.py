@@ -40,10 +40,7 @@ def reached(event: Event, seconds: float) -> bool:
 
 
 def idle(device: torch.device, seconds: float) -> bool:
-    """Wait until a device is idle on all streams; return False after `seconds`.
-
-    No event covers all streams, so a daemon thread calls synchronize(). On a timeout the thread is abandoned.
-    """
+    """Wait until a device is idle, in a daemon thread, as no event covers all streams; return False after `seconds`."""
     if device.type != "cuda":
         return True
     done: Future[None] = Future()

@@ -31,10 +31,7 @@ NO_PLACES = torch.empty(0, dtype=torch.int64)
 
 
 def require_whole(tensors: Iterable[Tensor]) -> None:
-    """Raise StoreError if reading a mapped file behind these tensors has failed: failed reads give zeros, not errors.
-
-    Call it after reads by torch or NumPy; the core checks its own reads. Cheap while no read has failed.
-    """
+    """Raise StoreError if reads of mapped files by torch or NumPy failed: these give zeros. The core checks its own."""
     if _core.any_damaged():
         for tensor in tensors:
             _core.require_whole(tensor.data_ptr())
@@ -207,10 +204,7 @@ def _matrix(tensor: Tensor) -> Any:
 
 
 def keep_best(scores: Tensor, first: int, known: tuple[Tensor, Tensor] | None, best: Tensor, ids: Tensor) -> None:
-    """Merge `scores` of the destinations from id `first` on into the best scores and ids of each source, in place.
-
-    `known` (indptr, ids) has the destinations that are left out for each source, ascending.
-    """
+    """Merge scores of destinations from id `first` on into each source's best, except `known` (indptr, ids)."""
     indptr, left_out = (None, None) if known is None else (known[0].numpy(), known[1].numpy())
     _core.keep_best(scores.numpy(), first, indptr, left_out, torch.get_num_threads(), best.numpy(), ids.numpy())
 
@@ -268,10 +262,7 @@ ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as csrc/ta
 def aggregate_tables(
     tables: Sequence[tuple[Tensor, int]], ids: Tensor, indptr: Tensor, reduce: Literal["sum", "mean"]
 ) -> Tensor:
-    """Return, per list, the sum or mean of the rows with these `ids`: [num_lists, width] float32.
-
-    `tables` are pairs (rows [n, width], id of the first row), ascending by that id, all of one dtype (see ELEMENTS).
-    """
+    """Return each list's sum or mean of rows: [num_lists, width] float32. `tables` are (rows, first row's id)."""
     width, element = tables[0][0].shape[1], ELEMENTS[tables[0][0].dtype]
     out = empty((indptr.numel() - 1, width), torch.float32)
     raw = [(rows.view(torch.uint8).numpy(), first) for rows, first in tables]

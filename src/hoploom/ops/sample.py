@@ -87,10 +87,7 @@ class EdgeLists:
 
 
 def sample(lists: EdgeLists, frontier: Frontier, rule: Rule, *, positions_only: bool = False) -> Picks:
-    """Sample in-edges of every frontier node. With `positions_only`, source ids are not read: `sources` are zeros.
-
-    >>> sample(lists, Frontier(torch.tensor([0, 7])), Rule(key=1, stream=0, fanout=5))
-    """
+    """Sample in-edges of every frontier node. With `positions_only`, source ids are not read: `sources` are zeros."""
     nodes, trees, times = frontier
     counts, sources, edges = _core.sample(
         lists.core,
@@ -194,10 +191,7 @@ class NodeMap:
 
 
 def fill_edges(local: Tensor, counts: Tensor, first: int, offset: int, out: Tensor) -> None:
-    """Write one hop's edges into columns [offset, offset + n) of the edge_index `out`.
-
-    Row 0 gets the local ids of the sources, row 1 those of the frontier nodes (`first`, `first` + 1, ...).
-    """
+    """Write a hop's edges to `out` from column `offset` on: sources' local ids, and frontier nodes from `first` on."""
     _core.fill_edges(local.numpy(), counts.numpy(), first, offset, out.numpy())
 
 
@@ -274,10 +268,7 @@ class SlotMap:
         return tensor_of(slots), tensor_of(misses)
 
     def add(self, ids: Tensor, places: Tensor, slots: Tensor) -> Tensor:
-        """Give a slot to each of ids[places] that has none; write all slots to slots[places]; return the new slots.
-
-        Call it after all lookups of a round: else an id that the round still needs could lose its slot.
-        """
+        """Give slots to ids[places] without one, after a round's lookups; write slots[places], return new slots."""
         return tensor_of(self._core.add(ids.numpy(), places.numpy(), slots.numpy()))
 
     @property

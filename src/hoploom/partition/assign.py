@@ -169,11 +169,7 @@ USUAL: Final = Usual()
 
 
 def named_seeds(schema: Schema, seeds: Any) -> Any:
-    """Return `seeds` in the form that samplers take.
-
-    USUAL becomes the split "train" if exactly one node type has members in it, else None. In a homogeneous graph, a
-    pair (node type, seeds) becomes the seeds alone.
-    """
+    """Return `seeds` as samplers take them; USUAL becomes "train" if exactly one node type has it, else None."""
     if isinstance(seeds, Usual):
         having = [node_type.name for node_type in schema.node_types if node_type.splits.get(USUAL_SPLIT)]
         if len(having) != 1:

@@ -40,10 +40,7 @@ class EdgeSpan(NamedTuple):
 
 
 class BoundedStore:
-    """Reads and samples a store, given open or as a path, so that the process stays within a memory limit.
-
-    The attribute `store` is for samplers. It samples by `sample` of this class: in small chunks, with checks of ids.
-    """
+    """Reads and samples a store, open or a path, within a memory limit. Samplers take its attribute `store`."""
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
         store = given if isinstance(given, Store) else open_store(given)

@@ -56,10 +56,7 @@ CHUNK_NODES = 1 << 20
 def expected_visits(
     files: StoreFiles, node_type: str, split: str, fanouts: Sequence[Sequence[int]], memory: int
 ) -> Tensor:
-    """Return each node's expected visits in an epoch with these seeds: [num_nodes] int64, in units of 1 / ONE.
-
-    The seeds are the members of `split`. `fanouts` has a number per hop and relation. Edges stay in memory if they fit.
-    """
+    """Return each node's expected visits in an epoch from the seeds `split`: [num_nodes] int64, in units of 1 / ONE."""
     first, num_nodes = files.bounds[files.schema.type_index[node_type]], files.bounds[-1]
     visits, before = torch.zeros(num_nodes, dtype=torch.int64), torch.zeros(num_nodes, dtype=torch.int64)
     num_seeds = 0
@@ -228,10 +225,7 @@ class NewIds:
 def spark_node_streams(
     session: SparkSession, to: NewIds, bounds: Sequence[Sequence[int]], changed: Sequence[bool]
 ) -> list[NodeStream]:
-    """Return, for each node type, a stream of its nodes with new ids, read by Spark tasks.
-
-    `bounds[i]` divides the ids of type i into parts. If `changed[i]`, type i gets a field `original_id` if it has none.
-    """
+    """Return a stream per node type with new ids, read by Spark tasks; `bounds[i]` divides the ids of type i."""
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):
         fields = dict(node_type.fields)

@@ -34,10 +34,7 @@ class NewOrder:
 def order_nodes(
     parts: Mapping[str, Tensor], num_parts: int, visits: Mapping[str, Tensor] | None = None
 ) -> dict[str, NewOrder]:
-    """Return new ids by node type: ordered by part, then by visits (most first), then by old id.
-
-    By node type, `parts` [num_nodes] holds each node's part, and `visits` [num_nodes] its visits or visit class.
-    """
+    """Return new ids by node type: ordered by part, then by visits or visit class (most first), then by old id."""
     return {name: _order_type(of, num_parts, None if visits is None else visits[name]) for name, of in parts.items()}
 
 

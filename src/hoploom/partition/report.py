@@ -42,11 +42,7 @@ class PartCost:
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """The cost of training on a partitioned store.
-
-    >>> costs = report("papers.parts", [15, 10, 5])
-    >>> print(costs)
-    """
+    """The cost of training on a partitioned store."""
 
     cuts: tuple[Cut, ...]
     parts: tuple[PartCost, ...]

@@ -174,10 +174,7 @@ class DeadlockDetector:
         return self.begun[channel]
 
     def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
-        """Wait for the end of this rank's newest call of the kind `channel`: repeat `waited(seconds)` until it is True.
-
-        Raise ConfigError if all ranks wait and none can go on, DistError if a rank has left without making the call.
-        """
+        """Repeat `waited(seconds)` until it is True; ConfigError if no rank can go on, DistError if one has left."""
         if waited(PATIENCE):
             return
         serial, lost = self._waiting.serial + 1, None
@@ -278,10 +275,7 @@ def calling(doing: str) -> tuple[str, str]:
 
 
 def call_chain() -> list[str]:
-    """Return the lines of the script that lead to this call. They are equal on ranks that run the same functions.
-
-    The script's top-level line is left out, because it can differ on a rank that has started the other ranks.
-    """
+    """Return the script's lines that lead to this call, but the top one: a rank that started others has another."""
     lines: list[str] = []
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         package, is_top = _module(frame).partition(".")[0], frame.f_code.co_name == "<module>"
@@ -351,10 +345,7 @@ class _Round:
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Call `look` until it returns a result, and return that. If `may_be_alone` and no other rank can join: None.
-
-        Raise ConfigError if a rank will never post its entry, PeerError if a rank has not after the group's timeout.
-        """
+        """Return the first result of `look`, or None if `may_be_alone` and no rank can join; else raise an error."""
         here, deadline = self.here, time.monotonic() + self.here.seconds
         found, notice, why, is_alone = None, "", "", False
 
@@ -404,10 +395,7 @@ class _Round:
 
 
 class Meeting(_Round):
-    """The exchange of a loader's seeds. Ranks post theirs when they make it, and read all before the first batch.
-
-    Loaders of two ranks count as the same loader if the same lines of the script made them.
-    """
+    """The exchange of a loader's seeds: posted when it is made, read before its first batch, by lines of the script."""
 
     def __init__(self, here: DeadlockDetector, reading: LoaderReading, chain: Sequence[str], num_seeds: int) -> None:
         channel = f"loader {hashlib.sha256(json.dumps(chain).encode()).hexdigest()[:16]}"
@@ -415,10 +403,7 @@ class Meeting(_Round):
         with_timeout(REPLY, lambda: self.post(seeds=f"{num_seeds} {reading.settings['seeds']}"))
 
     def seeds(self, *, may_be_lone: bool) -> list[str]:
-        """Return one text per rank, in the order of ranks: its number of seeds and the fingerprint of its seeds.
-
-        With `may_be_lone`, return [] if all other ranks have ended or wait for this one: they cannot make the loader.
-        """
+        """Return each rank's number of seeds and fingerprint; with `may_be_lone`, [] if no other rank can join."""
         entries = self.wait(self.all_entries, may_be_alone=may_be_lone) or []
         return [entry["seeds"] for entry in sorted(entries, key=lambda entry: int(entry["rank"]))]
 
@@ -435,10 +420,7 @@ class Meeting(_Round):
 def agree(
     share: Share, read: Callable[[], LoaderReading], detector: Callable[[], DeadlockDetector | None] = detector_here
 ) -> str:
-    """Compare a loader with those of other ranks before an iteration; raise ConfigError if they do not fit together.
-
-    Return AGREED, ALONE if no other rank iterates over it, or "" if there is no process group of several ranks.
-    """
+    """Compare a loader with those of other ranks or raise ConfigError; return AGREED, ALONE, or "" for one process."""
     here = detector()
     if here is None:
         return ""

@@ -141,10 +141,7 @@ def enter(info: RankInfo) -> None:
 
 
 def listening_on(interface: str | None) -> AbstractContextManager[None]:
-    """Return a context manager in which Gloo listens on `interface` (on loopback, NCCL too), unless the user chose one.
-
-    By default, Gloo takes the address of this host's name. On Debian that is 127.0.1.1: other hosts cannot reach it.
-    """
+    """Let Gloo listen on `interface`, unless the user chose one: by name, Debian's hosts have the address 127.0.1.1."""
     usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
     return _set({variable: str(interface) for variable in usual if variable not in os.environ})
 
@@ -248,11 +245,7 @@ def _from_slurm(variables: Variables) -> RankInfo:
 
 
 def first_host(node_list: str) -> str:
-    """Return the first host of a list in Slurm's short form.
-
-    >>> first_host("gpu[003-005,9],login1")
-    'gpu003'
-    """
+    """Return the first host of a list in Slurm's short form: gpu003 of gpu[003-005,9],login1."""
     first = re.match(r"(?:[^\[\],\s]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+(?=,|$)", node_list)
     if first is None:
         raise ConfigError(

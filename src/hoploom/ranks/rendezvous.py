@@ -76,10 +76,7 @@ class Rendezvous:
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
     def own_address(self, info: RankInfo) -> str:
-        """Return the address of this host that the other hosts can reach. All ranks must call this.
-
-        The first host's name may resolve to loopback there. Then return the address from which it reaches another host.
-        """
+        """Return the address of this host that others can reach, never loopback. All ranks must call this."""
         own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
         if is_loopback(own):
@@ -91,10 +88,7 @@ class Rendezvous:
     def leave(
         self, why: str | BaseException, close: Callable[[], object] = lambda: None, *, stays: bool = False
     ) -> None:
-        """Post why this rank ends, unless it has lost another rank; then call `close` to end this rank's connections.
-
-        If this rank holds the store, and `stays` is true or a rank was lost, wait, so that others can read the post.
-        """
+        """Post why this rank ends, then `close`; wait for readers if it holds the store, and `stays` or lost a rank."""
         farewell = why if isinstance(why, str) else f"ended with {type(why).__name__}: {why}"[:300]
 
         def post() -> None:
@@ -144,10 +138,7 @@ class Rendezvous:
 
 
 def meet(info: RankInfo, seconds: float) -> Rendezvous:
-    """Wait until all ranks use one store: that of the user's process group, else a new one. Return the Rendezvous.
-
-    A rank that makes a second context may still find the store of rank 0's first context; it then tries again.
-    """
+    """Wait until all ranks use one store, that of the user's process group or a new one; return the Rendezvous."""
     deadline, is_group = time.monotonic() + seconds, info.source == "group"
     while True:
         is_last = is_group or info.hosted or info.rank == 0 or time.monotonic() > deadline

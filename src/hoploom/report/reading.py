@@ -68,11 +68,7 @@ class JsonLines:
 
 
 class RunReader:
-    """The contents of a run's files so far. `refresh` reads what the run has added.
-
-    >>> run = RunReader("runs/papers")
-    >>> run.columns["loss"][-1]
-    """
+    """The contents of a run's files so far. `refresh` reads what the run has added."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -62,10 +62,7 @@ def time_cards(runs: Labelled) -> list[Card]:
 
 
 def _time_rows(name: str, run: RunReader, *, alone: bool) -> list[tuple[str, dict[str, float], str]]:
-    """Return rows for `bars` with the seconds per step by activity.
-
-    There is one row, the mean of all ranks, or a row per rank if the run is `alone` on the page and has few ranks.
-    """
+    """Return rows for `bars`, seconds per step by activity: of each rank if `alone` and few, else of their mean."""
     found: list[dict[str, float]] = []
     for _, lines in sorted(run.measured.items()):
         seconds, steps = totals(lines, "seconds"), sum(line.get("steps", 0) for line in lines)
@@ -462,13 +459,7 @@ def _recipe_card(runs: Labelled) -> list[Card]:
 
 
 def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = MOST) -> Mapping[str, list[Any]]:
-    """Return a curve with at most `most` points as a dict: x, y and, if steps were merged, their range (low, high).
-
-    Each y is the mean of the finite values of the merged steps, weighted by `weights`; None if there are none.
-
-    >>> thinned(range(6), [1, 9, 2, 3, 4, 5], most=2)["high"]
-    [9.0, 5.0]
-    """
+    """Return x and y at `most` points at most, weighted means of finite values; low and high of merged steps, too."""
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     ys = np.where(np.isfinite(ys), ys, np.nan)
     if len(xs) <= most:

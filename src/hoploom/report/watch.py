@@ -30,12 +30,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Re
 
 
 class LivePage(Closing):
-    """A server of the live page of runs, which answers until it is closed.
-
-    >>> with LivePage([RunReader("run")]) as watch:
-    ...     print(watch.url)
-    ...     watch.wait()
-    """
+    """A server of the live page of runs, which answers until it is closed."""
 
     def __init__(self, runs: Sequence[RunReader], listen: str = "127.0.0.1:0") -> None:
         host, port = split_address(listen)

@@ -56,10 +56,7 @@ class Sampling:
 
 
 def resolve_fanouts(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, ...], ...]:
-    """Return the fanouts as [hop][relation]; raise ConfigError if there is no hop.
-
-    >>> resolve_fanouts(schema, [15, 10, 5])
-    """
+    """Return the fanouts as [hop][relation]; raise ConfigError if there is no hop."""
     hops = _resolved(schema, num_neighbors)
     if not hops:
         raise ConfigError("fanouts are empty; give one per layer, e.g. [15, 10, 5]")
@@ -244,10 +241,7 @@ def sample_hops(
     key: int,
     sample_frontier: SampleFrontier | None = None,
 ) -> Sampled:
-    """Sample a subgraph, or one block per layer, input layer first. Nodes and edges are in the order of discovery.
-
-    In a subgraph, each node is expanded once, at the hop that first reaches it; in blocks, once per layer.
-    """
+    """Sample a subgraph, where each node is expanded once, or a block per layer, input first, in order of discovery."""
     schema, maps, in_blocks = graph.schema, workspace.maps, sampling.mode == "blocks"
     workspace.begin(seeds)
     if sampling.num_samples:
@@ -294,10 +288,7 @@ def sample_hops(
 def _add_by_budget(
     graph: GraphStore, maps: Sequence[NodeMap], seeds: Seeds, num_samples: Sequence[Sequence[int]], key: int
 ) -> None:
-    """Draw nodes of every type for each layer, as HGT does, with probability proportional to budget squared.
-
-    A node's budget is the sum of 1 / in-degree of all nodes of the batch to which it has an edge.
-    """
+    """Draw nodes of every type for each layer, as HGT does: by summed 1 / in-degree of their destinations, squared."""
     schema, budgets, begins = graph.schema, [ops.NodeBudget() for _ in maps], [0] * len(maps)
     for layer, counts in enumerate(num_samples):
         frontiers = [frontier_of(m, begin, seeds, disjoint=False) for m, begin in zip(maps, begins, strict=True)]
@@ -339,10 +330,7 @@ def _induced(
     trees: list[Tensor] | None,
     window: int,
 ) -> Sampled:
-    """Return the subgraph of all edges between the batch's nodes, up to the seed time if sampling is temporal.
-
-    In disjoint sampling, only nodes of the same tree are joined.
-    """
+    """Return all edges between the batch's nodes (if disjoint: of one tree), up to the seed time if temporal."""
     schema, maps = graph.schema, workspace.maps
     answers = graph.sample(frontiers, Draw(0, 0, [-1] * len(schema.relations), window=window))
     edge_index, edges = [], []

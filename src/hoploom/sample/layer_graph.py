@@ -335,10 +335,7 @@ def top_of_each(owners: Tensor, scores: Tensor, most: int) -> Tensor:
 
 
 def most_visited(visited: Tensor, num_nodes: int, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `fanout` most frequent nodes in each row of `visited`, as three columns: rows, nodes, counts.
-
-    Sorted by row, then by descending count, then by id; entries of -1 are ignored.
-    """
+    """Return the `fanout` most frequent nodes of each row as rows, nodes, counts, by row, falling count, then id."""
     owners, nodes = torch.arange(visited.shape[0]).repeat_interleave(visited.shape[1]), visited.reshape(-1)
     counts_as = nodes >= 0
     pairs, visits = torch.unique(owners[counts_as] * num_nodes + nodes[counts_as], return_counts=True)
@@ -407,10 +404,7 @@ class LayerSeeds:
         return LayerSeeds(nodes[in_order], ascending, order, order[inverse])
 
     def grouped(self, destinations: Tensor, who: str) -> tuple[Tensor, Tensor | None]:
-        """Return the number of edges of each seed, and the indices that sort edges by seed (None if sorted already).
-
-        A repeated seed gets the same edges each time. `who` names the hook in errors.
-        """
+        """Return each seed's number of edges, and indices that sort edges by seed (None: sorted). Repeats share."""
         runs, run_of_edge, lengths = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
         at = torch.searchsorted(self.ascending, runs).clamp_(max=max(0, self.ascending.numel() - 1))
         strangers = runs if not self.ascending.numel() else runs[self.ascending[at] != runs]

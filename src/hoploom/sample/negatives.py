@@ -125,10 +125,7 @@ class LinkTask:
 
 
 def owners_of(links: Links, amount: float) -> tuple[Tensor, Tensor]:
-    """Return, for each negative, the index of its positive link, and its number among the negatives of that link.
-
-    Each link gets `amount` negatives. A fraction is spread over links by their index in the step, alike on all ranks.
-    """
+    """Return each negative's link, and its number there; a fraction of `amount` is spread by index in the step."""
     count, full = links.sources.numel(), math.floor(amount)
     places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
     chosen = torch.ceil(places * (amount - full)).diff().nonzero().view(-1)
@@ -182,10 +179,7 @@ def negative_pairs(
 def negative_destinations(
     graph: GraphStore, links: Links, task: LinkTask, key: int, positives: Tensor, slots: Tensor
 ) -> Tensor:
-    """Return a destination for each negative; -1 if a link has fewer candidates. All links come before their repeats.
-
-    `positives` has the index of each negative's link, and `slots` its unique number.
-    """
+    """Return a destination for each negative of link positives[i], with number slots[i]; -1 without a candidate."""
     if task.candidates in ("all", "listed"):
         return _candidates(graph, links, task, key).t().reshape(-1)
     draw, node_times = _draw(graph, task, key, DESTINATION)
@@ -208,10 +202,7 @@ def negative_destinations(
 def _earlier(
     graph: GraphStore, links: Links, task: LinkTask, key: int, drawn_for: tuple[Tensor, Tensor], others: Tensor
 ) -> Tensor:
-    """Return the end of a random earlier edge of each negative's source, not the link's own; if none, others[i].
-
-    Each edge is equally likely, so a destination of many edges comes more often. Without times, all edges are earlier.
-    """
+    """Return the end of a random earlier edge of each negative's source, not the link's own; if none, others[i]."""
     positives, slots = drawn_for
     schema, left = graph.schema, torch.arange(slots.numel())
     (relation,) = opposite_relations(schema, schema.relation_index[task.key])
@@ -295,10 +286,7 @@ def draw_nodes(key: int, slots: Tensor, end: int, attempt: int, num_nodes: int, 
 
 
 def draw_until(draw: DrawNodes, is_bad: IsBad, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one node for each number in `slots`. Draw again where `is_bad`, at most ROUNDS times in all.
-
-    Return the nodes, and the indices of those that are still bad.
-    """
+    """Draw a node for each slot, again where `is_bad`, ROUNDS times at most; return nodes, and indices still bad."""
     drawn = draw(slots, 0)
     bad = torch.nonzero(is_bad(drawn, torch.arange(slots.numel()))).view(-1)
     for attempt in range(1, ROUNDS):

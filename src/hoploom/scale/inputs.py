@@ -40,10 +40,7 @@ CUT_METHODS = {"hash": 1.0, "range": 1.0, "stream": 0.5}
 
 
 def parse_features(what: str, text: str) -> Field | None:
-    """Return the field that `text` describes by width and dtype, e.g. 256xfp16 or 100xfloat32; None for "none".
-
-    >>> parse_features("--features", "256xfp16")
-    """
+    """Return the field that `text` describes by width and dtype, e.g. 256xfp16 or 100xfloat32; None for "none"."""
     if text == "none":
         return None
     match = re.fullmatch(NUMBER + r"x\s*([A-Za-z]\w*)\s*", text)

@@ -73,10 +73,7 @@ def measure(
 
 
 def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> float:
-    """Return the seconds of one call of `work`: the 25th percentile of calls during `budget` seconds, after a warm-up.
-
-    The percentile is low because other load on the machine can only make calls slower.
-    """
+    """Return the seconds of one call of `work`: the 25th percentile, because other load only makes calls slower."""
     work()
     spent: list[float] = []
     while len(spent) < least or sum(spent) < budget:

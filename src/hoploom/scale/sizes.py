@@ -124,10 +124,7 @@ class Hop:
 
 
 def grow(popularity: Popularity, mean_degree: float, batch_size: int, fanouts: Sequence[int]) -> list[Hop]:
-    """Estimate the sizes of a batch's hops in blocks mode: each hop samples neighbours of all nodes reached so far.
-
-    >>> grow(Popularity(2_100_000), 59.05, 1024, [15, 10, 5])[-1].nodes
-    """
+    """Estimate the sizes of a batch's hops in blocks mode: each hop samples neighbours of all nodes reached so far."""
     seeds = float(min(batch_size, popularity.num_nodes))
     reached = [seeds]  # nodes first reached by each hop, the seeds first
     hops: list[Hop] = []
@@ -179,10 +176,7 @@ def batch_size(question: Question, *, everywhere: bool) -> BatchSize:
 
 
 def _shares_away(question: Question) -> list[float]:
-    """Return shares of nodes that other hosts hold: of the seeds, then of the nodes that each hop adds.
-
-    An edge is assumed to stay on its host with probability 1 - cut, else to lead to each other host equally often.
-    """
+    """Return the shares of the seeds and of each hop's new nodes on other hosts; an edge stays with chance 1 - cut."""
     others = question.hosts - 1
     home = 1.0 if question.local_seeds else 1 / question.hosts
     shares = [1 - home]

@@ -218,11 +218,7 @@ def _check_seeds(columns: dict[str, Tensor], description: Description, schema: S
 
 
 def encode_batch(batch: Batch, narrow_from: int = NARROW_FROM) -> Message:
-    """Return a batch as a message. The fields of each PyG storage keep their order.
-
-    int64 tensors of `narrow_from` elements or more are sent as int32 if all values fit. Even on loopback, this saves
-    more time than it costs.
-    """
+    """Return a batch as a message; large int64 tensors are sent as int32 if they fit, which pays even on loopback."""
     tensors: list[Tensor] = []
     fields = [
         [storage._key, [[name, _encode(value, tensors, narrow_from)] for name, value in storage.items()]]

@@ -157,10 +157,7 @@ class Peer(Closing):
             self._end_request(pooled, keep=keep)
 
     def _connected(self) -> PooledConnection:
-        """Return an idle connection that the server has not closed meanwhile, or a new one.
-
-        A TCP handshake comes first, even for a Unix socket: another program can have taken a dead server's name.
-        """
+        """Return an idle open connection, else a new one: TCP first, as a stranger may have a dead server's name."""
         while self._idle:
             with self._lock:
                 idle = self._idle.pop() if self._idle else None

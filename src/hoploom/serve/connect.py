@@ -89,10 +89,7 @@ def connect(
 
 
 def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
-    """Return one store of all parts: the parts of `mapped`, which may be None, and the others from `peers`.
-
-    `own` lists the parts that need no peer, or is None if the peers make the batches. If this fails, `peers` is closed.
-    """
+    """Return a store of the parts of `mapped` and of `peers`. `own`: parts without a peer; None: peers make batches."""
     try:
         if mapped is None:
             schema, ranges = peers.manifest.schema, peers.manifest.parts
@@ -148,10 +145,7 @@ class IdColumn(NamedTuple):
 
 
 class RemotePart:
-    """One part on graph servers, used like a local shard. Servers of another store refuse its requests.
-
-    Each hop takes one request. The rows of several fields take one request for every `max_ids` ids.
-    """
+    """A part on graph servers, used like a local shard: one request a hop, and one for the rows of `max_ids` ids."""
 
     tier: ClassVar[Tier] = Tier.REMOTE
 

@@ -133,10 +133,7 @@ class Peers(Closing):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wait_for_all(self, seconds: float) -> ServerInfo:
-        """Wait until nothing is missing, and a moment longer for more servers; return the ServerInfo of one of them.
-
-        Raise the error of a server that can never be used, or an error that names what is missing after `seconds`.
-        """
+        """Wait until no part is missing, and a moment for more peers; return one's ServerInfo, or raise the error."""
 
         def is_over() -> bool:
             return self._error is not None or len(self._known) == len(self._peers)

@@ -192,10 +192,7 @@ def write_message(connection: Connection, message: Message, segments: ServerSegm
 
 
 def _encode_tensor(tensor: Tensor | StreamedTensor, segments: ServerSegments | None) -> tuple[list[Any], Any, int]:
-    """Return a tensor's entry in the header, what to send after the header (or None), and the tensor's size in bytes.
-
-    Large tensors are copied to a shared segment if possible, because the socket would copy them twice.
-    """
+    """Return a tensor's header entry, what to send or None, and its bytes. Large tensors go to a segment, if any."""
     if isinstance(tensor, StreamedTensor):
         spec = tensor.spec
         memory = None if segments is None else segments.empty(spec.shape, spec.dtype)
@@ -262,10 +259,7 @@ class IncomingMessage:
         segments: ClientSegments | None = None,
         reserve_header: Callable[[int], None] = lambda length: None,
     ) -> None:
-        """Read the header of a message, after any number of heartbeats.
-
-        Tensors may have `limit` bytes in total. `reserve_header(length)` is called before the header is read.
-        """
+        """Read a header, after heartbeats, once `reserve_header(length)` returns. Tensors have up to `limit` bytes."""
         self._connection, self._segments = connection, segments
         kind, length = PREFIX.unpack(connection.take(PREFIX.size))
         while kind == HEARTBEAT and length == 0:
@@ -317,10 +311,7 @@ class IncomingMessage:
         return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield (index of the tensor, first row, rows as uint8 [n, row bytes]) while the rows arrive, in order.
-
-        The rows of one piece may be overwritten by the next piece, unless they are in shared memory.
-        """
+        """Yield (tensor's index, first row, rows as uint8 [n, row bytes]); the next piece may overwrite these rows."""
         scratch = torch.empty(0, dtype=torch.uint8)
         for index, tensor in enumerate(self._tensors):
             spec, num_bytes, in_pieces, segment = tensor

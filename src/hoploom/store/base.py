@@ -114,10 +114,7 @@ class GraphStore(Protocol):
     def schema(self) -> Schema: ...
 
     def sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> list[Picks | None]:
-        """Sample in-edges of the `frontiers` (one per node type); return the picks as one entry per relation.
-
-        An entry is None if the destination type of its relation has no frontier.
-        """
+        """Sample in-edges of `frontiers` (one per node type); return picks per relation, None without a frontier."""
 
 
 class FeatureStore(Protocol):
@@ -146,10 +143,7 @@ class Shard(Protocol):
     def begin_gather(
         self, wanted: Sequence[Wanted], positions: Sequence[Tensor], outs: Sequence[Tensor]
     ) -> Callable[[], None]:
-        """Begin to write requested rows: outs[i][positions[i]] = the rows of wanted[i].ids[positions[i]].
-
-        positions[i] is [n] int64; outs[i] has the field's dtype and one row for each of wanted[i].ids.
-        """
+        """Begin to write requested rows: outs[i][positions[i]] = the rows of wanted[i].ids[positions[i]]."""
 
     def in_memory(self, owner: TypeKey, name: str) -> bool:
         """Return whether all rows of a field are in memory or mapped."""
@@ -360,10 +354,7 @@ def covers(schema: Schema, parts: Sequence[Part], node_type: str | None = None) 
 
 
 def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tensor:
-    """Return the destinations of the edges at positions [begin, end): [end - begin] int64.
-
-    `indptr` has the offsets of the edge lists of consecutive nodes, from `first_node` on.
-    """
+    """Return the destinations of edges [begin, end) as int64; `indptr` has the list offsets from `first_node` on."""
     low = int(torch.searchsorted(indptr, begin, right=True)) - 1
     high = int(torch.searchsorted(indptr, end))
     counts = indptr[low : high + 1].clamp(begin, end).diff()
@@ -371,10 +362,7 @@ def destinations(indptr: Tensor, first_node: int, begin: int, end: int) -> Tenso
 
 
 def scan_edges(lists: EdgeLists, key: RelationName | str, at_once: int = EDGES) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the edges of `lists`, `at_once` at a time: sources [n] int32 or int64, destinations [n] int64.
-
-    `key` names the relation in errors. Raise StoreError at the end if the files could not be read.
-    """
+    """Yield sources and destinations of `lists`, `at_once` edges at a time; raise StoreError if a read has failed."""
     try:
         if (lists.indptr[1:] < lists.indptr[:-1]).any():  # compared, not subtracted: damage may overflow
             raise StoreError(f"the indptr of {key} decreases; run hoploom check, and copy the store again")
@@ -398,10 +386,7 @@ def sampled_edges(graph: GraphStore, relation: int, at_once: int = NODES) -> Ite
 def in_edges(
     graph: GraphStore, relation: int, nodes: Tensor, times: Tensor | None = None, *, counts_only: bool = False
 ) -> Picks:
-    """Return all in-edges of these nodes in one relation, as picks, or only their number for each node.
-
-    With `times`, only edges that are not later than times[i] are picked for nodes[i].
-    """
+    """Return all in-edges of nodes in a relation as picks, or their counts; with `times`, none later than times[i]."""
     schema = graph.schema
     frontiers: list[Frontier | None] = [None] * len(schema.node_types)
     frontiers[schema.destinations[relation]] = Frontier(nodes, times=times)

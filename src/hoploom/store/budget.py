@@ -192,10 +192,7 @@ USUAL = DiskFigures(100_000, 1e9)  # for a small file, which is not measured
 
 
 def measure_disk(path: Path) -> DiskFigures:
-    """Return the speed of the disk that has the file `path`, measured by random and by long sequential reads.
-
-    Ranks that open a store at the same time each measure their share of the speed.
-    """
+    """Return the speed of random and of long reads of the disk that has `path`; ranks at once measure their share."""
     if path.stat().st_size < LEAST:
         return USUAL
     file, reads, draw = DiskFile(str(path)), Reads(), torch.Generator().manual_seed(0)

@@ -21,11 +21,7 @@ SEEN_IDS = 1 << 28  # edge ids per pass of the search for duplicates, a byte eac
 
 
 def problems(path: str | Path) -> Iterator[str]:
-    """Yield one line of text for each problem of a store; nothing if the store is intact.
-
-    >>> list(hoploom.store.check.problems("papers.store"))
-    []
-    """
+    """Yield one line of text for each problem of a store; nothing if the store is intact."""
     folder = Path(path)
     try:
         manifest = layout.read_manifest(folder)

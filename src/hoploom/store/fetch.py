@@ -54,10 +54,7 @@ class FetchResult:
 def fetch(
     source: StoragePath, folder: Path, parts: Sequence[int] | None = None, show: Show = lambda *_: None
 ) -> FetchResult:
-    """Copy these parts of a store (default: all) from `source` to `folder`. Complete files are not copied again.
-
-    >>> fetch(StoragePath("s3://bucket/papers.parts"), Path("/nvme/papers.parts"), [3])
-    """
+    """Copy these parts of a store (default: all) from `source` to `folder`. Complete files are not copied again."""
     begun = time.monotonic()
     written, manifest = manifest_at(source)
     numbers = tuple(range(len(manifest.parts))) if parts is None else tuple(sorted(set(parts)))
@@ -112,10 +109,7 @@ def manifest_at(source: StoragePath) -> tuple[bytes, Manifest]:
 
 
 def _begin(folder: Path, written: bytes, source: StoragePath) -> bool:
-    """Return whether the folder has this store.json (`written`). If it has none, keep `written` in the file IN_FLIGHT.
-
-    Raise StoreError if the folder has another store, or an unfinished fetch of another store.
-    """
+    """Return whether the folder has this store.json; if none, keep it in IN_FLIGHT. Raise StoreError for another."""
     for name in (STORE_FILE, IN_FLIGHT):
         try:
             found = regular(folder / name).read_bytes()

@@ -290,11 +290,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class WorkFolder:
-    """A new temporary folder next to a target. close() removes it, unless it was renamed.
-
-    The process holds a lock on the folder, which the kernel releases when the process ends. An unlocked folder was left
-    by a killed process; the next WorkFolder for the same target removes it.
-    """
+    """A new temporary folder next to a target, locked by this process; unlocked ones, of killed ones, are removed."""
 
     def __init__(self, target: Path) -> None:
         target = target.absolute()

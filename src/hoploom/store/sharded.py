@@ -109,10 +109,7 @@ class Sharded:
         self._send(requests)
 
     def _send(self, requests: Mapping[int, Callable[[], Finish[Answer]]]) -> dict[int, Answer]:
-        """Begin all requests, then return the responses by shard index. Peers come first, and so work meanwhile.
-
-        Every request that was begun is finished, even after an error, so that no response stays unread.
-        """
+        """Begin all requests, of peers first; return responses by shard. All are finished, even after an error."""
         answers: dict[int, Answer] = {}
         in_flight: list[tuple[int, Finish[Answer]]] = []
         try:

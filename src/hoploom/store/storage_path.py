@@ -42,11 +42,7 @@ UNREACHABLE = re.compile(r"NETWORK_CONNECTION|UNAVAILABLE|DEADLINE_EXCEEDED|curl
 
 @dataclass(frozen=True)
 class StoragePath:
-    """A folder of files. It holds only its URL, so it can be sent to other processes.
-
-    >>> with StoragePath("s3://bucket/papers").create("store.json") as file:
-    ...     file.write(b"{}")
-    """
+    """A folder of files. It holds only its URL, so it can be sent to other processes."""
 
     url: str
 

@@ -67,12 +67,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """A writer of a new store. At the end of its `with` block the store is complete; after an error, it does not exist.
-
-    >>> with StoreWriter("out.store") as writer:
-    ...     writer.write("part-00000/nodes/node/x.npy", "float32", (n, 100), chunks)
-    ...     writer.describe(schema, parts)
-    """
+    """A writer of a new store, complete at the end of its `with` block; after an error, the store does not exist."""
 
     def __init__(self, path: str | Path, schema: Schema | None = None, parts: Sequence[PartRange] = ()) -> None:
         self._target = Path(path)
@@ -243,11 +238,7 @@ def _chunks(rows: Tensor, order: Tensor | None = None) -> Iterator[Tensor]:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32 of two joined byte strings from the CRC-32 of each. The second has `second_bytes` bytes.
-
-    >>> combine(zlib.crc32(b"hop"), zlib.crc32(b"loom"), 4) == zlib.crc32(b"hoploom")
-    True
-    """
+    """Return the CRC-32 of two joined byte strings from the CRC-32 of each. The second has `second_bytes` bytes."""
     shift, power, left = 1 << 31, 1 << 30, 8 * second_bytes  # the polynomials 1 and x; x once for every bit of b
     while left:
         if left & 1:

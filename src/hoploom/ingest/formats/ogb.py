@@ -148,10 +148,7 @@ def _split_files(folder: Path) -> dict[str, Path]:
 
 
 def _read_mag(dataset: Dataset, root: Path, undirected: bool) -> Streams:
-    """Return ogbn-mag as streams of nodes and edges. Only papers have features, labels, years and splits.
-
-    The field edge_reltype is left out: it numbers the relations, which are separate in a store.
-    """
+    """Return ogbn-mag as streams of nodes and edges, without edge_reltype, which only numbers the relations."""
     raw, labelled = root / "raw", "paper"
     sizes_file, relations_file = raw / "num-node-dict.csv.gz", raw / "triplet-type-list.csv.gz"
     files = [

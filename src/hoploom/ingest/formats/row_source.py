@@ -180,11 +180,7 @@ def members(table: RowSource, num_nodes: int) -> Members:
 
 
 def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rule: EdgeRule) -> EdgeStream:
-    """Return a relation in the form that `write_graph` takes; raise DataError if ids of its edges are no integers.
-
-    `ends` has the edges and their fields, `sizes` the numbers of source and destination nodes. `rule` changes the edges
-    when they are written: it makes them undirected, for example.
-    """
+    """Return a relation as `write_graph` takes it; raise DataError unless ids are integers. `rule` changes edges."""
     for table in ends.tables:
         integers(table, "ends of edges")
         if table.field.shape != ((2,) if len(ends.tables) == 1 else ()):

@@ -36,11 +36,7 @@ Task = Callable[[int, Iterator[pa.RecordBatch]], Any]  # number of the partition
 
 @dataclass(frozen=True)
 class SharedRows:
-    """The rows of a Spark data frame, and the function that decodes a batch of rows on the executors.
-
-    Frames of nodes have a column `node`. Frames of edges have `source` and `destination`, and a `position` to sort by
-    if adjacency lists keep the order in which edges arrive.
-    """
+    """The rows of a Spark data frame, and the function that decodes a batch of rows on the executors."""
 
     frame: DataFrame
     decode: Callable[[pa.RecordBatch], Any]

@@ -77,10 +77,7 @@ def write_shared(
     *,
     progress: Progress = lambda stage: None,
 ) -> tuple[Schema, tuple[PartRange, ...]]:
-    """Write streams of nodes and edges into the store `target`; return its schema and the ranges of its parts.
-
-    `frames` turns a stream's `rows` into SharedRows. `options.memory` is the memory of a task.
-    """
+    """Write streams, of which `frames` makes SharedRows, into the store `target`; return its schema and part ranges."""
     check_streams(nodes, edges)
     with explained("Spark cannot write the store", DataError):
         return _SharedStore(session, target, options, frames, progress).write(nodes, edges)

@@ -64,10 +64,7 @@ def opened_target(out: str | Path) -> Iterator[StoreTarget]:
 
 @contextmanager
 def _opened_prefix(place: StoragePath, scratch: Path) -> Iterator[StoreTarget]:
-    """Open a prefix of an object store for writing. A marker object keeps other writers away until the end.
-
-    Only folders of parts, the writer's pieces and the marker are ever removed.
-    """
+    """Open a prefix of an object store for writing; a marker keeps other writers away. Foreign files stay there."""
     own = secrets.token_hex(8)
     _refuse_existing(place)
     if left := sorted({name.split("/", 1)[0] for name, _ in place.names() if LEFT.match(name)}):

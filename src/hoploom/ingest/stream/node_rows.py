@@ -77,10 +77,7 @@ def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) 
 
 
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
-    """Yield the fields of a block in the order of the ids, changed by the block's `finish` if it has one.
-
-    With `finish`, all rows are spooled. Without, only rows from the first one out of order on are.
-    """
+    """Yield a block's fields in the order of ids, after its `finish`; rows are spooled from the first disorder on."""
     position, arriving = stream.bounds[0], block.rows()
     for rows in arriving if block.finish is None else ():
         count = rows.ids.numel()

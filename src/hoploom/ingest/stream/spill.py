@@ -43,11 +43,7 @@ class SpillBudget:
 
 
 class Spool:
-    """Takes rows in any order and returns them bucket by bucket; within a bucket, rows keep the order of arrival.
-
-    A quarter of the memory is for records not in files, an eighth for a returned bucket. A larger bucket is split, but
-    groups of `step` keys stay together.
-    """
+    """Takes rows in any order and returns them bucket by bucket, in order of arrival; `step` keys stay together."""
 
     def __init__(self, folder: Path, bounds: Sequence[int], width: int, memory: int, step: int = 1) -> None:
         self._folder, self._bounds = folder, torch.tensor(bounds, dtype=torch.int64)

@@ -80,11 +80,7 @@ def write_store(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """Write streams into a store that is open for writing.
-
-    >>> with StoreWriter("papers.store") as writer:
-    ...     write_store(writer, [papers], [cites], StoreOptions(memory=4 << 30))
-    """
+    """Write streams into a store that is open for writing."""
     begin = progress or (lambda step: None)
     check_streams(nodes, edges)
     sizes: dict[str, Sizes] = {}

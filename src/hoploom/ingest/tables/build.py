@@ -29,10 +29,7 @@ MB = 10**6
 
 
 def build(graph: GraphFile, out: str | Path, options: BuildOptions, *, progress: Progress | None = None) -> Report:
-    """Build a store from the tables that `graph` names, and report counts and times. A failed build leaves no store.
-
-    >>> build(read_graph("graph.toml"), "papers.store", BuildOptions(memory=4 << 30))
-    """
+    """Build a store from the tables that `graph` names, and report counts and times. A failed build leaves no store."""
     report, begun = Report(), list[tuple[str, float]]()
 
     def begin(stage: str) -> None:
@@ -93,10 +90,7 @@ def fitting_threads(share: int, largest: int, cores: int) -> int:
 
 
 def engine_share(memory: int) -> int:
-    """Return how many bytes the engine may use; raise ConfigError if they are too few.
-
-    From `memory`, subtract what this process already holds and a reserve; the engine gets half of the rest.
-    """
+    """Return the engine's bytes, half of `memory` less this process and a reserve; raise ConfigError for too few."""
     _give_back()
     taken = resident_bytes()
     share = (memory - taken - ASIDE) // 2

@@ -77,10 +77,7 @@ class _Section:
 
 
 def draft(folder: Path, beside: Path) -> str:
-    """Return the text of a graph.toml for the tables in `folder`. Paths in it are relative to the folder `beside`.
-
-    >>> Path("graph.toml").write_text(draft(Path("tables"), Path()))
-    """
+    """Return the text of a graph.toml for the tables in `folder`. Paths in it are relative to the folder `beside`."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; give the folder with the tables")
     tables = list(_tables(folder, folder))

@@ -166,12 +166,7 @@ def rule_of(table: Table, column: str) -> ColumnRule:
 
 @dataclass(frozen=True)
 class GraphFile:
-    """The content of a graph.toml.
-
-    >>> graph_file = read_graph("graph.toml")
-    >>> graph_file.nodes["paper"].id
-    'paper_id'
-    """
+    """The content of a graph.toml."""
 
     nodes: Mapping[str, NodeTable]  # by name, in the order of the file
     edges: Mapping[RelationName, EdgeTable]

@@ -81,10 +81,7 @@ class GraphTables:
     engine: Engine
 
     def streams(self, parts: int, report: Report, *, drop_dangling: bool) -> tuple[list[NodeStream], list[EdgeStream]]:
-        """Assign store ids to all nodes; return node and edge streams. Raise ConfigError or DataError for bad columns.
-
-        Counts of nodes and missing labels are added to `report` now, counts of edges when the edges are read.
-        """
+        """Number all nodes; return node and edge streams, counted in `report`. Raise an error for bad columns."""
         numberings, nodes, edges = dict[str, Numbering](), list[NodeStream](), list[EdgeStream]()
         for name, node_table in self.graph.nodes.items():
             source = self.sources.get(node_table.owner)
@@ -294,10 +291,7 @@ class _EdgeTables:
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
 
     def _joined(self, columns: dict[str, str]) -> ir.Table:
-        """Return a table of the edges, with further `columns`: a dict from column name to new name.
-
-        Its columns `source` and `destination` have store ids; `source_given` and `destination_given` have the user's.
-        """
+        """Return the edges' store ids, the user's ids (`source_given`, ...), and `columns` under their new names."""
         rows = self.engine.read(self.source.paths)
         given = {
             f"{end}_given": cast_ids(rows[column], self.source, column)

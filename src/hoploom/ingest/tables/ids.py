@@ -45,10 +45,7 @@ class Numbering:
         return self.bounds[-1]
 
     def attach(self, table: ir.Table, column: str, name: str) -> ir.Table:
-        """Return `table` with one more column, `name`: the store ids of the user's ids in `column`.
-
-        Ids without a node become UNKNOWN, and nulls become NULL; both are negative.
-        """
+        """Return `table` with the store ids of `column` as a column `name`: UNKNOWN without a node, NULL for nulls."""
         if self.pairs is None:
             given = table[column]
             known = given.between(self.first, self.first + self.num_nodes - 1)

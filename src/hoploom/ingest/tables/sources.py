@@ -176,11 +176,7 @@ def column_names(file: TableFile, csv_block: int = CSV_BLOCK) -> list[str]:
 
 
 def _linked(file: TableFile, scratch: Path) -> str:
-    """Return the path from which engines read a file: its own path, or `scratch`.
-
-    A Parquet file is read in place; if engines may misread its name, `scratch` becomes a link. A file of
-    another format is written to `scratch` as Parquet by the caller.
-    """
+    """Return the path by which engines read a file: its own or, if it is no Parquet or is badly named, `scratch`."""
     if file.kind == "parquet":
         is_plain = PLAIN_PATH.fullmatch(file.path) and Path(file.path).name[0] not in "_."  # Spark skips these
         if is_url(file.path) or is_plain:

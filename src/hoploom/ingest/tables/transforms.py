@@ -259,11 +259,7 @@ def check_range(values: Values, dtype: str) -> None:
 
 
 def standardise(columns: Mapping[str, Sequence[int]], stored: Mapping[str, Field]) -> Finish:
-    """Return a Finish that subtracts the mean of columns, and divides by the standard deviation.
-
-    Sums are taken in float64, over fixed chunks in the order of the ids, so that they are the same to the last bit in
-    whatever order rows arrive. NaN is left out of the sums; a column whose values are all equal becomes zeros.
-    """
+    """Return a Finish that standardises columns. Sums over chunks in id order are the same to the last bit."""
     return Finish(stored, partial(_measured, columns), partial(_prepared, columns, stored))
 
 

@@ -29,10 +29,7 @@ def kernel(function: Callable[..., None]) -> Any:
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
-    """Start a kernel on the current stream of a device; do nothing if the grid is empty.
-
-    Multiplications and additions are not fused, so that results are rounded like those of the core.
-    """
+    """Start a kernel on a device's stream, unless the grid is empty. Nothing is fused, so it rounds as the core."""
     if 0 in grid:
         return
     is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
