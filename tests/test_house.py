@@ -32,26 +32,26 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 690,
-    "config": 805,
+    "config": 795,
     "ops": 3325,
-    "store": 4200,
-    "sample": 1545,
+    "store": 4195,
+    "sample": 1535,
     "ranks": 2000,
-    "load": 3235,
+    "load": 3230,
     "nn": 1570,
     "serve": 4270,
     "train": 4800,
-    "gpu": 2660,
+    "gpu": 2650,
     "inference": 1175,
     "ranking": 1005,
-    "ingest": 6690,
-    "partition": 1470,
-    "scale": 990,
-    "deploy": 2525,
-    "report": 1160,
-    "cli": 1770,
+    "ingest": 6665,
+    "partition": 1465,
+    "scale": 980,
+    "deploy": 2520,
+    "report": 1145,
+    "cli": 1765,
 }
-BUDGET, MOST_FILES = 45_760, 230
+BUDGET, MOST_FILES = 45_660, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

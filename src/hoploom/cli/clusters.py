@@ -11,8 +11,6 @@ from hoploom.config.values import parse_count
 from hoploom.deploy.cluster_file import EXECUTORS
 from hoploom.system import needs, num_cores
 
-# --- launch --------------------------------------------------------------------------------------
-
 
 def _launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hoploom launch [options] CLUSTER -- train run.toml"
@@ -50,9 +48,6 @@ def _launch(arguments: Arguments) -> int:
         return launch.run_cluster(cluster, command)
     print("\n".join(launch.shell_lines(cluster, command)))
     return 0
-
-
-# --- serve ---------------------------------------------------------------------------------------
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:

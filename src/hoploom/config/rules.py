@@ -436,9 +436,6 @@ def parse_document(
     return Document(parsed, where, folder, headings)
 
 
-# --- TOML ----------------------------------------------------------------------------------------
-
-
 def _parse_toml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, int]]:
     try:
         return tomllib.loads(text), lines_of(text)
@@ -468,9 +465,6 @@ def lines_of(text: str) -> Mapping[KeyPath, int]:
         line += statement.count("\n")
         statement = ""
     return lines
-
-
-# --- --set ---------------------------------------------------------------------------------------
 
 
 def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
@@ -505,9 +499,6 @@ def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
         had = merged.get(name)
         merged[name] = _merged(had, value) if isinstance(had, dict) and isinstance(value, dict) else value
     return merged
-
-
-# --- YAML ----------------------------------------------------------------------------------------
 
 
 def _parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Mapping[KeyPath, int]]:

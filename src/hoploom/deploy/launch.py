@@ -203,9 +203,6 @@ class Launch(Closing):
             put_back(self._before)
 
 
-# --- the first error -----------------------------------------------------------------------------
-
-
 @dataclass
 class Tail:
     """The last lines on stderr of one speaker, which is a process or one of torchrun's ranks."""
@@ -239,9 +236,6 @@ def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
     own = next((i for i, line in enumerate(tail) if TORCHRUN_NOISE.search(line)), len(tail))
     begin = next((i for i, line in enumerate(tail[:own]) if not TORCHRUN_BANNER.match(line)), own)
     return tuple(tail[begin:own] or tail)
-
-
-# --- output --------------------------------------------------------------------------------------
 
 
 class View:

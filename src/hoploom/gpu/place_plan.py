@@ -296,9 +296,6 @@ def free_memory_of_ranks(device: torch.device, among: Ranks | None) -> tuple[int
     return min((free // counts[key], counts[key]) for free, key in own)
 
 
-# --- what there is to place ----------------------------------------------------------------------
-
-
 def _check_reach(store: Store, with_topology: bool, with_features: bool) -> None:
     """Raise ConfigError unless this process has all tensors to be placed, in a store that is not placed yet."""
     if store.placed is not None:
@@ -323,9 +320,6 @@ def fields_of(schema: Schema) -> dict[tuple[TypeKey, str], Field]:
         (t.name, n): field for t in schema.node_types for n, field in t.fields.items()
     }
     return of_nodes | {(r.key, name): field for r in schema.relations for name, field in r.fields.items()}
-
-
-# --- what goes where -----------------------------------------------------------------------------
 
 
 def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> float:

@@ -374,9 +374,6 @@ class WholeStep:
         slot.send_loss(losses.detach().double().sum())
 
 
-# --- an epoch ------------------------------------------------------------------------------------
-
-
 class WholeSteps:
     """The steps left in an epoch. The next batch is filled while the model learns from the current one."""
 

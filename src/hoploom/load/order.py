@@ -167,9 +167,6 @@ class Order:
         return kind(**{name: getattr(self, name) for name in Order.__dataclass_fields__} | more)
 
 
-# --- seeds that were divided among the ranks beforehand ------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class DividedOrder(Order):
     """The order of seeds that the script has divided: a rank reads its own, in as many steps as the largest share."""
@@ -230,9 +227,6 @@ def divided(order: Order, counts: Sequence[int], origin: str) -> DividedOrder:
     hashed = hashlib.sha256(origin.encode()).hexdigest()
     more = {"num_seeds": sum(counts), "extra_seeds": 0, "counts": tuple(counts), "own": own, "origin": hashed}
     return order._as(DividedOrder, **more)
-
-
-# --- orders that are lists -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

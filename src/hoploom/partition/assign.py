@@ -135,9 +135,6 @@ def _threads(topology: core.Topology, threads: int | None) -> int:
     return min(threads or max(num_cores(), 1 if topology.read is None else READERS), 64)
 
 
-# --- by id alone ---------------------------------------------------------------------------------
-
-
 def _parts_by_hash(schema: Schema, index: int, num_parts: int) -> Tensor:
     """Return the part of each node of type `index`. Nodes are assigned to the parts in turn, in random order."""
     first = sum(t.num_nodes for t in schema.node_types[:index])

@@ -176,9 +176,6 @@ def _count_cut(opened: BoundedStore, index: int) -> Cut:
     return Cut(" ".join(relation.key), relation.num_edges, relation.num_edges - inside)
 
 
-# --- sampled ---------------------------------------------------------------------------------
-
-
 def _sampled_cost(
     opened: BoundedStore, number: int, held: PartCost, fanouts: Fanouts, seeds: Any, plan: Presampling
 ) -> PartCost:

@@ -125,9 +125,6 @@ def _ranks_left_out(runs: Labelled) -> str:
     return f" {MOST_ROWS} of {most} ranks are shown: those that take most." if most > MOST_ROWS else ""
 
 
-# --- the disk -------------------------------------------------------------------------------------
-
-
 def disk_use_of(run: RunReader, lines: Sequence[Line] | None = None) -> DiskUse | None:
     """Return the disk use that `lines` of times files record; by default, all lines. None if nothing was read."""
     if lines is None:
@@ -159,9 +156,6 @@ def disk_card(runs: Labelled) -> list[Card]:
     )
     header = ["", "read per batch", "wanted", "found in memory", "busy", "bound by"]
     return [Card("The disk", table_markup(header, rows), text + _ranks_left_out(runs))]
-
-
-# --- memory, machines -----------------------------------------------------------------------------
 
 
 def memory_card(runs: Labelled) -> list[Card]:
@@ -381,9 +375,6 @@ def _worst_card(runs: Labelled) -> list[Card]:
     return [Card("Worst relations", table_markup(["relation", "links", "MRR"], rows), text)] if rows else []
 
 
-# --- warnings ------------------------------------------------------------------------------------
-
-
 def _warnings(run: RunReader) -> Iterator[str]:
     for event in run.events:
         if "error" in event:
@@ -436,9 +427,6 @@ def _warnings(run: RunReader) -> Iterator[str]:
         )
     elif use is None or use.bound == "sampling":
         yield f"{waits}: raise loader.threads, or lower the fanouts."
-
-
-# --- recipe --------------------------------------------------------------------------------------
 
 
 def _recipe_card(runs: Labelled) -> list[Card]:

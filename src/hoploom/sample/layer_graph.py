@@ -106,8 +106,6 @@ class LayerGraph:
         """The layer's fanout."""
         return self.layer.fanout
 
-    # --- edges ------------------------------------------------------------------------------
-
     def sample_neighbors(
         self,
         seeds: Nodes,
@@ -159,8 +157,6 @@ class LayerGraph:
         nodes = self._ids("nodes", self.schema.relations[index].destination, nodes)
         return in_edges(self._graph, index, nodes, counts_only=True).counts
 
-    # --- numbers ----------------------------------------------------------------------------
-
     def uniform(self, size: Size) -> Tensor:
         """Return float32 numbers in (0, 1). `size` is a count, a shape, or a tensor of ids, which get one number each.
 
@@ -179,8 +175,6 @@ class LayerGraph:
     def generator(self) -> torch.Generator:
         """Return a generator for torch, equal on all ranks: `torch.multinomial(p, 10, generator=graph.generator())`."""
         return torch.Generator().manual_seed(self._own_key() >> 1)
-
-    # --- walks ------------------------------------------------------------------------------
 
     def walk(
         self, starts: Tensor, length: int, *, restart: float = 0.0, path: Sequence[RelationName] | None = None
@@ -224,8 +218,6 @@ class LayerGraph:
         owners, nodes, visits = most_visited(visited, self.schema.node_type(last.source).num_nodes, fanout)
         total = torch.zeros_like(seeds).index_add_(0, owners, visits)
         return Edges(nodes, seeds[owners], None, {"visits": visits, "weight": visits / total[owners]})
-
-    # --- helpers ----------------------------------------------------------------------------
 
     def _own_key(self) -> int:
         """Return a new random key, for the random numbers of one call."""

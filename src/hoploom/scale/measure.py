@@ -83,9 +83,6 @@ def seconds_of(work: Callable[[], object], budget: float, least: int = 3) -> flo
     return max(sorted(spent)[len(spent) // 4], 1e-9)
 
 
-# --- disk and memory -----------------------------------------------------------------------------
-
-
 def _disk(here: Path, effort: Effort) -> Rates:
     """Measure the disk: write and flush a file of random bytes, which cannot be compressed, and read the file."""
     path, piece = here / "rows", bytearray(random.Random(0).randbytes(PIECE))
@@ -120,9 +117,6 @@ def _gathering(here: Path, effort: Effort) -> Rates:
         seconds[width] = seconds_of(work, effort.budget) / count
     further = max(seconds[LONG_ROW] - seconds[SHORT_ROW], 1e-12)
     return {"gather_rows": 1 / seconds[SHORT_ROW], "gather_bytes": (LONG_ROW - SHORT_ROW) / further}
-
-
-# --- sampling ------------------------------------------------------------------------------------
 
 
 def _sampling(here: Path, effort: Effort) -> Rates:

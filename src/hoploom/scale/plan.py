@@ -157,9 +157,6 @@ def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
     return next((draft for draft in drafts if draft.wanted <= question.memory_per_host), drafts[-1])
 
 
-# --- limits ---------------------------------------------------------------------------------------
-
-
 def findings(answer: ScalePlan) -> list[Finding]:
     """Return a plan's limits, worst first: too little memory, then loading or a network slower than the model."""
     question, times, found = answer.question, answer.times, []
@@ -198,9 +195,6 @@ def hosts_needed(question: Question, constants: Constants) -> int | None:
     most = min(question.nodes, 1 << 16)
     enough = 1 + bisect_left(range(1, most + 1), True, key=fits)
     return enough if enough <= most else None
-
-
-# --- seconds -------------------------------------------------------------------------------------
 
 
 def gather_seconds(question: Question, constants: Constants) -> float:

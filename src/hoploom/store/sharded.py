@@ -163,9 +163,6 @@ def empty_rows(schema: Schema, owner: TypeKey, name: str, count: int, empty: Emp
     return empty((count, *field.shape), DTYPES[field.dtype])
 
 
-# --- shards over other shards ---------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ShardWrapper:
     """Base of shards that have copies of some rows of another shard, `shard`, and ask it for everything else."""
@@ -224,7 +221,6 @@ class LocalEdgeFields(ShardWrapper):
         return self._copy_and_gather([self.local.begin_gather(wanted, own, outs)], wanted, rest, outs)
 
 
-# --- the encoding of ids --------------------------------------------------------------------
 # Messages hold ids as int32, relative to the first id of their range, if the range has at most 2^31 ids: node ids and
 # edge positions are relative to the part's first, sources to 0. This costs a pass over the ids on either side and saves
 # half of their bytes. Received int64 ids are used unchanged.

@@ -148,9 +148,6 @@ def _relation(root: Path, name: str, types: Sequence[str]) -> RelationName:
     return found[0]
 
 
-# --- tensors --------------------------------------------------------------------------------
-
-
 def _read_tensor(path: Path) -> Tensor:
     """Return the tensor in a .pt file, memory-mapped if the file's format allows."""
     if not path.is_file():

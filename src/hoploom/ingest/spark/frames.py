@@ -134,9 +134,6 @@ def _run(task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
     yield pa.RecordBatch.from_pydict({"made": [json.dumps([task_number(), result])]})
 
 
-# --- columns -------------------------------------------------------------------------------------
-
-
 def binary_column(rows: "np.ndarray[Any, Any]") -> pa.Array:
     """Return rows [n, ...] as a binary column, which Spark moves without decoding. Rows must take less than 2 GiB."""
     width = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
@@ -149,9 +146,6 @@ def rows_of_binary(column: pa.Array, field: Field) -> Tensor:
     values = column.cast(pa.binary(field.row_bytes)).buffers()[1]
     raw = np.frombuffer(values, np.uint8)[: len(column) * field.row_bytes]
     return from_bytes(torch.from_numpy(raw.copy()).view(len(column), field.row_bytes), field)
-
-
-# --- the hash by which Spark assigns rows --------------------------------------------------------
 
 
 @cache

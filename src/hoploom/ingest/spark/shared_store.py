@@ -120,8 +120,6 @@ class _SharedStore:
     def _ranges(self, num_ids: int, num_rows: int, row_bytes: int, step: int = 1) -> Ranges:
         return ranges_for(num_ids, num_rows, row_bytes, self._options.memory, self._parallel, step)
 
-    # --- nodes --------------------------------------------------------------------------------------
-
     def _nodes(self, stream: NodeStream) -> dict[str, list[int]]:
         """Write the fields and splits of a node type; return, by split, the number of members in each part."""
         self._begin(stream.name)
@@ -165,8 +163,6 @@ class _SharedStore:
             return run_tasks(one_row_each(self._session, ranges.count), ranges.count, task)
         moved = shuffled(rows.frame, ranges.number_of("node"), ranges.count)
         return run_tasks(moved, ranges.count, task, rows.row_bytes)
-
-    # --- edges --------------------------------------------------------------------------------------
 
     def _edges(
         self, stream: EdgeStream, written: Sequence[WrittenRelation], nodes: Sequence[NodeStream]
@@ -235,8 +231,6 @@ class _SharedStore:
                 decode = partial(_node_times, rows.decode, self._options.time)
                 return rows.frame.mapInArrow(decode, "node long, time long")
         return None
-
-    # --- files --------------------------------------------------------------------------------------
 
     def _join(self, files: Sequence[WholeFile]) -> None:
         """Let executors join pieces into `files`, and remove the pieces."""

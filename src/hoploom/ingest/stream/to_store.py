@@ -130,9 +130,6 @@ def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
     return SpillBudget(writer.scratch, left, options.chunk_rows)
 
 
-# --- relations ------------------------------------------------------------------------------
-
-
 def written_relations(
     stream: EdgeStream, nodes: Sequence[NodeStream], options: StoreOptions, source_times: Sequence[Tensor | None]
 ) -> list[WrittenRelation]:
@@ -161,9 +158,6 @@ def takes_node_times(stream: EdgeStream, sources: NodeStream, options: StoreOpti
     if field is not None and (field.shape or not field.dtype.startswith(("int", "uint"))):
         raise DataError(f"{sources.name}.{options.time} is {field}; times are one integer each")
     return field is not None
-
-
-# --- lists ----------------------------------------------------------------------------------
 
 
 def write_relations(
@@ -244,9 +238,6 @@ def _append_lists(writer: ArraySink, topology: WrittenRelation, bucket: Bucket, 
                 raise DataError(f"{found}; give finite weights, none negative")
             writer.append(layout.topology_file(part, relation, "weight"), WEIGHT, weights)
     return lists.order.numel()
-
-
-# --- the schema -------------------------------------------------------------------------------
 
 
 def describe_store(
