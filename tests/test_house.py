@@ -33,7 +33,7 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 690,
     "config": 795,
-    "ops": 3325,
+    "ops": 3640,
     "store": 4195,
     "sample": 1535,
     "ranks": 2000,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1765,
 }
-BUDGET, MOST_FILES = 45_660, 230
+BUDGET, MOST_FILES = 45_975, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

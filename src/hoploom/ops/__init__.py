@@ -6,6 +6,7 @@ arrays of fixed capacity. How much of an array is in use is in a tensor on the d
 
 from hoploom.ops.disk import DiskError, DiskFile, FileRows, Reads, RowRequest
 from hoploom.ops.edges import Csc, InEdges, Reduce, aggregate, build_csc, softmax
+from hoploom.ops.messages import EdgeTerm, aggregate_messages, attend, dot_ends, pair_scores
 from hoploom.ops.rows import (
     ELEMENTS,
     Empty,
@@ -64,6 +65,7 @@ __all__ = [
     "DiskError",
     "DiskFile",
     "EdgeLists",
+    "EdgeTerm",
     "Empty",
     "FileRows",
     "Found",
@@ -83,10 +85,13 @@ __all__ = [
     "Rule",
     "SlotMap",
     "aggregate",
+    "aggregate_messages",
     "aggregate_tables",
     "any_damaged",
+    "attend",
     "build_csc",
     "byte_rows",
+    "dot_ends",
     "draw_bounded",
     "draw_rows",
     "draw_words",
@@ -102,6 +107,7 @@ __all__ = [
     "look_up_rows",
     "narrow",
     "owned",
+    "pair_scores",
     "permute",
     "pool_keep_at_most",
     "pool_trim",

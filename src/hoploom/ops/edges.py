@@ -97,6 +97,7 @@ class InEdges:
     whole: "InEdges | None" = None  # the edges of which these are a prefix
     num_edges_below: Mapping[int, int] | None = None  # n -> number of edges of the first n destinations, if known
     weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: factors in sums and means
+    features: Tensor | None = None  # [num_edges, k]
 
     def __post_init__(self) -> None:
         """Drop all entries of `sources` if there are no source nodes or no destination nodes."""
@@ -124,12 +125,20 @@ class InEdges:
 
     def weighted(self, weights: Tensor) -> "InEdges":
         """Return the edges with `weights`, one per edge in the order of the edge_index that was passed to `of`."""
-        if weights.shape[:1] != (self.num_edges,):
+        return replace(self, weights=self._in_order("weights", weights))
+
+    def with_features(self, features: Tensor) -> "InEdges":
+        """Return the edges with `features` [num_edges, k], in the order of the edge_index that was passed to `of`."""
+        if features.dim() != 2:
+            raise ConfigError(f"features have shape {tuple(features.shape)}; give a row per edge: features.view(-1, 1)")
+        return replace(self, features=self._in_order("features", features))
+
+    def _in_order(self, name: str, rows: Tensor) -> Tensor:
+        if rows.shape[:1] != (self.num_edges,):
             raise ConfigError(
-                f"weights have shape {tuple(weights.shape)} for {self.num_edges} edges; give one for each edge"
+                f"{name} have shape {tuple(rows.shape)} for {self.num_edges} edges; give one for each edge"
             )
-        in_order = weights if self.permutation is None else weights.index_select(0, self.permutation)
-        return replace(self, weights=in_order)
+        return rows if self.permutation is None else rows.index_select(0, self.permutation)
 
     @property
     def num_destinations(self) -> int:
@@ -187,9 +196,10 @@ class InEdges:
             return self
         indptr = self.indptr[: num_destinations + 1]
         num_edges = self._num_edges_of(indptr)
-        permutation = None if self.permutation is None else self.permutation[:num_edges]
+        by_edge = {"permutation": self.permutation, "weights": self.weights, "features": self.features}
+        kept: dict[str, Any] = {name: rows[:num_edges] for name, rows in by_edge.items() if rows is not None}
         whole = self.whole or self
-        return InEdges(indptr, self.sources[:num_edges], num_sources, permutation, self.first, whole=whole)
+        return InEdges(indptr, self.sources[:num_edges], num_sources, first=self.first, whole=whole, **kept)
 
     def _num_edges_of(self, indptr: Tensor) -> int:
         """Return how many entries of `sources` the lists with the offsets `indptr` have; all entries if unknown."""
@@ -306,8 +316,8 @@ def softmax(scores: Tensor, edges: InEdges) -> Tensor:
     return _apply(_Softmax, _native(scores), edges).to(scores.dtype)
 
 
-def add_ends(of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:
-    """Return, for every edge, its source's row plus its destination's row: [num_edges, width]."""
+def add_ends(of_sources: Tensor, of_destinations: Tensor | None, edges: InEdges) -> Tensor:
+    """Return, for every edge, its source's row plus its destination's row, if given: [num_edges, width]."""
     return _apply(_Ends, of_sources, of_destinations, edges)
 
 
@@ -432,9 +442,10 @@ class _Ends(Function):
     """Sum of the rows at both ends of every edge. Its gradients are reproducible; those of torch's indexing are not."""
 
     @staticmethod
-    def forward(ctx: Any, of_sources: Tensor, of_destinations: Tensor, edges: InEdges) -> Tensor:
+    def forward(ctx: Any, of_sources: Tensor, of_destinations: Tensor | None, edges: InEdges) -> Tensor:
         ctx.edges = edges
-        return of_sources.index_select(0, edges.senders) + of_destinations.index_select(0, edges.destinations)
+        sent = of_sources.index_select(0, edges.senders)
+        return sent if of_destinations is None else sent + of_destinations.index_select(0, edges.destinations)
 
     @staticmethod
     @once_differentiable
