@@ -7,7 +7,7 @@ If a relation is too large for that, build a store of its training edges, and gi
 
 import csv
 import io
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
 from hoploom.system import needs, require_memory
 from hoploom.train.runs.run_file import RunFile
-from hoploom.train.tasks import LABELLED, LinkPrediction
+from hoploom.train.tasks import LABELLED, LinkPrediction, Task
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
 EDGE_BYTES = 32  # memory per edge while links are held out: ends, split and new position
@@ -199,21 +199,24 @@ def _without(parts: Sequence[Part], schema: Schema, kept: Mapping[RelationName, 
 # --- the links of a run --------------------------------------------------------------------------
 
 
-def link_task(run_file: RunFile) -> LinkPrediction:
-    """Return the task of a run on links."""
-    section = run_file.task
+def link_task(run_file: RunFile, relations: Iterable[Tensor]) -> LinkPrediction:
+    """Return the task of a run on links. `relations` has the numbers of its links' relations, if they have any."""
+    section, count = run_file.task, max((1 + int(numbers.max()) for numbers in relations), default=None)
     ranked = ("mrr", "hits@10")  # by default, where links have candidates
     options: dict[str, Any] = {} if section.loss in (None, "binary") else {"loss": section.loss, "metrics": ranked}
+    options |= {} if section.metrics is None else {"metrics": section.metrics}
     try:
-        task = LinkPrediction(**options | ({} if section.metrics is None else {"metrics": section.metrics}))
+        task = LinkPrediction(**options, num_relations=count)
         return task if set(task.metrics) <= set(LABELLED) else replace(task, metrics=[*task.metrics, "ranks"])
     except ConfigError as error:
         raise run_file.problem("task.metrics", str(error)) from error
 
 
-def link_options(run_file: RunFile, store: Store, split: str, seeds: Mapping[str, Any]) -> dict[str, Any]:
+def link_options(
+    run_file: RunFile, store: Store, task: LinkPrediction, split: str, seeds: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the options of a split's loader of links: negatives, and the edges that a step of training leaves out."""
-    section, task, schema, options = run_file.task, link_task(run_file), store.schema, dict[str, Any]()
+    section, schema, options = run_file.task, store.schema, dict[str, Any]()
     key, kind = link_relation(run_file, schema), section.candidates
     index, num_nodes = schema.relation_index[key], schema.node_type(key[2]).num_nodes
     mode, amount, weight = "binary", section.negatives, None
@@ -249,10 +252,10 @@ def link_options(run_file: RunFile, store: Store, split: str, seeds: Mapping[str
     return options
 
 
-def eval_batch_size(run_file: RunFile, schema: Schema) -> int:
+def eval_batch_size(run_file: RunFile, task: Task, schema: Schema) -> int:
     """Return the default batch size of evaluation: that of training, less if each link has many candidates."""
     size = run_file.loader.batch_size
-    if not link_task(run_file).needs_candidates:
+    if not (isinstance(task, LinkPrediction) and task.needs_candidates):
         return size
     num_candidates = run_file.task.eval_negatives
     if run_file.task.candidates == "all":

@@ -269,8 +269,7 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
         key, graph, links, notes = link_splits.link_seeds(run_file, store)
         seeds = {split: rows[:2] if schema.homogeneous else (key, rows[:2]) for split, rows in links.items()}
         relations = {split: rows[2] for split, rows in links.items() if len(rows) > 2}
-        count = max((1 + int(numbers.max()) for numbers in relations.values()), default=None)
-        task = replace(link_splits.link_task(run_file), num_relations=count)
+        task = link_splits.link_task(run_file, relations.values())
         setup = TrainingSetup(graph, task, run_file.model.hidden, seeds, (key[0], key[2]), notes, relations)
     else:
         setup = _node_setup(run_file, store)
@@ -467,8 +466,8 @@ def _loader(
     given: Mapping[str, Any] | None = None,
 ) -> Loader:
     """Return a loader of a split with options `given`; by default for evaluation, where every rank has all seeds."""
-    section, task, schema = run_file.loader, run_file.task, setup.store.schema
-    size = link_splits.eval_batch_size(run_file, schema) if task.kind == LINKS else section.batch_size
+    section, task, schema = run_file.loader, setup.task, setup.store.schema
+    size = link_splits.eval_batch_size(run_file, task, schema)
     whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
         "device": context.device,
@@ -492,8 +491,8 @@ def _loader(
             )
             way_out = 'set cluster.topology = "local", or take another model'
             raise run_file.problem("cluster.topology", f"{message} only; {way_out}")
-    if task.kind == LINKS and split != NODES:
-        options |= link_splits.link_options(run_file, setup.store, split, setup.seeds)
+    if isinstance(task, LinkPrediction) and split != NODES:
+        options |= link_splits.link_options(run_file, setup.store, task, split, setup.seeds)
         options["edge_label"] = setup.relations.get(split)
         return LinkNeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
     if section.temporal is not None:
