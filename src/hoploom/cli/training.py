@@ -252,7 +252,6 @@ def infer_rank(
 
 def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model: Any) -> tuple["RelationName", Any]:
     """Return the relation whose best links --best writes, and the decoder; raise ConfigError if it cannot."""
-    from hoploom.nn.decoders import OfRelations
     from hoploom.ranking.scored_links import decoder_of
     from hoploom.train.runs.link_splits import link_relation
     from hoploom.train.runs.run_file import LINKS
@@ -260,9 +259,10 @@ def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model:
     if run_file.task.kind != LINKS:
         raise ConfigError(f"--best is for links, and the run has task.kind = {run_file.task.kind!r}; leave it out")
     decoder = decoder_of(model)
-    if isinstance(decoder, OfRelations) and (count := decoder.relations.num_embeddings) > 1:
-        way_out = "leave it out, and call hoploom.best(..., decoder=model.decoder.only(0)) for relation 0"
-        raise ConfigError(f"--best writes one list for each source, and the decoder has {count} relations; {way_out}")
+    try:
+        decoder.check(None)
+    except ConfigError as error:
+        raise ConfigError(f"--best writes one list for each source; call hoploom.best instead: {error}") from error
     relation = link_relation(run_file, store.schema)
     if num_best > (count := store.schema.node_type(relation[2]).num_nodes):
         raise ConfigError(

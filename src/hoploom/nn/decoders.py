@@ -42,6 +42,9 @@ class Decoder(nn.Module):
         found = [self(sources[:, None], rows, relations) for rows in torch.split(destinations, some)]
         return torch.cat(found, dim=1)
 
+    def check(self, relations: Tensor | None) -> None:
+        """Raise ConfigError unless the decoder can score links of these relations; None if links have no number."""
+
 
 class Dot(Decoder):
     """The dot product of both rows. In a class derived from this one, `query` changes the source's row first."""
@@ -106,13 +109,12 @@ class OfRelations(Decoder):
         return found.view(*found.shape[:-1], *[1] * (like.dim() - found.dim()), found.shape[-1])
 
     def check(self, relations: Tensor | None) -> None:
-        """Raise ConfigError unless these are numbers of relations of this decoder; None if it has one only."""
         count = self.relations.num_embeddings
         if relations is not None:
             check_ids("relations", relations, count, ConfigError)
         elif count > 1:
-            name = type(self).__name__
-            raise ConfigError(f"{name} has {count} relations; give the number of each link's (edge_label of a loader)")
+            way_out = "(edge_label of a loader), or choose one, such as decoder=model.decoder.only(3)"
+            raise ConfigError(f"{type(self).__name__} has {count} relations; give the number of each link's {way_out}")
 
     def only(self, relation: int) -> Self:
         """Return a copy that has this relation alone, such as for hoploom.best."""

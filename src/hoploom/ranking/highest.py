@@ -17,7 +17,7 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.arguments import canonical, read_input_nodes
-from hoploom.nn.decoders import Decoder, Dot, OfRelations, is_product
+from hoploom.nn.decoders import Decoder, Dot, is_product
 from hoploom.schema import RelationName
 from hoploom.store import Store
 from hoploom.store.base import sampled_edges
@@ -90,9 +90,6 @@ def best_of_rows(
     if as_int("k", k, 1, "give how many destinations to find for each source") > num_destinations:
         raise ConfigError(f"k is {k}, and there are {num_destinations} nodes of {of!r}; give at most that many")
     excluded = _excluded(store, source_type, of, exclude)
-    if isinstance(decoder, OfRelations) and decoder.relations.num_embeddings > 1:
-        count, way_out = decoder.relations.num_embeddings, "choose one, such as decoder=model.decoder.only(3)"
-        raise ConfigError(f"{type(decoder).__name__} has {count} relations; {way_out}")
     scorer = scorer_of(decoder, torch.float32)
     if approximate:
         if not is_product(scorer):
@@ -164,9 +161,9 @@ def _search(index: Any, query: Tensor, known: Known | None, k: int) -> tuple[Ten
 
 def scorer_of(decoder: Decoder | None, dtype: torch.dtype, relations: Tensor | None = None) -> Decoder:
     """Return a copy of the decoder that computes on the CPU, with this dtype; None stands for dot products."""
-    if isinstance(decoder, OfRelations):
-        decoder.check(relations)
-    own = copy.deepcopy(decoder or Dot()).to("cpu", dtype).eval()
+    decoder = decoder or Dot()
+    decoder.check(relations)
+    own = copy.deepcopy(decoder).to("cpu", dtype).eval()
     if not all(parameter.isfinite().all() for parameter in own.parameters()):
         raise DataError("the decoder has values that are not finite; look at the training that made them")
     return own

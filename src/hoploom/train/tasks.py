@@ -19,7 +19,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
-from hoploom.nn.decoders import OfRelations
+from hoploom.nn.decoders import Decoder
 from hoploom.ranking.losses import binary_loss, in_batch, read_loss
 from hoploom.ranking.scored_links import (
     ScoredLinks,
@@ -583,7 +583,7 @@ def check_labels(task: Task, loader: Loader, model: nn.Module, device: torch.dev
     is_triplet = isinstance(maker, LinkMaker) and maker.task.negatives is not None and maker.task.negatives.is_triplet()
     if isinstance(maker, LinkMaker) and maker.transform is None:
         relations = maker.labels if is_triplet else None
-        if isinstance(decoder, OfRelations):
+        if isinstance(decoder, Decoder):
             decoder.check(relations)
         if isinstance(task, LinkPrediction) and task.num_relations:
             if relations is None:

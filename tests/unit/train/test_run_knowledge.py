@@ -167,4 +167,6 @@ def test_a_planted_knowledge_graph_is_learned_and_its_random_relation_is_the_wor
     assert main([*words, "--set", "train.epochs=11", "--resume"]) == 0
     capsys.readouterr()
     assert main(["infer", str(tmp_path / "alone"), "--best", "3"]) == 2
-    assert "--best writes one list for each source, and the decoder has 3 relations" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--best writes one list for each source; call hoploom.best instead: " in said
+    assert "has 3 relations; give the number of each link's" in said
