@@ -30,7 +30,7 @@ from hoploom.nn import DistMult, GraphSAGE
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.context import Context
 from hoploom.ranks.spawn import spawn
-from hoploom.train.tasks import LinkPrediction
+from hoploom.train.link_prediction import LinkPrediction
 
 DIM, SEEDS, CLASSES = 128, 1024, 16
 WARM, STEPS, REPETITIONS = 5, 20, 5

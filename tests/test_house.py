@@ -40,7 +40,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3230,
     "nn": 1570,
     "serve": 4270,
-    "train": 4800,
+    "train": 4805,
     "gpu": 2650,
     "inference": 1175,
     "ranking": 1005,

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from hoploom.store.from_pyg import from_pyg as from_pyg
     from hoploom.store.from_tensors import from_tensors as from_tensors
     from hoploom.train.checkpoint import Checkpoint as Checkpoint
+    from hoploom.train.link_prediction import LinkPrediction as LinkPrediction
     from hoploom.train.loop import evaluate as evaluate, fit as fit
     from hoploom.train.runs.run import load_run as load_run
     from hoploom.train.step import Learner as Learner, Training as Training
     from hoploom.train.tasks import (
-        LinkPrediction as LinkPrediction,
         MultiLabel as MultiLabel,
         NodeClassification as NodeClassification,
         NodeRegression as NodeRegression,
@@ -68,10 +68,11 @@ _NAMES = {
     "store.from_pyg": "from_pyg",
     "store.from_tensors": "from_tensors",
     "train.checkpoint": "Checkpoint",
+    "train.link_prediction": "LinkPrediction",
     "train.loop": "evaluate fit",
     "train.runs.run": "load_run",
     "train.step": "Learner Training",
-    "train.tasks": "LinkPrediction MultiLabel NodeClassification NodeRegression",
+    "train.tasks": "MultiLabel NodeClassification NodeRegression",
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOMES, "partition"])  # partition is a package that can be called

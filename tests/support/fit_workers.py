@@ -21,9 +21,10 @@ from hoploom.nn import Bilinear
 from hoploom.ranks.context import Context, init
 from hoploom.train.checkpoint import Checkpoint, write_state
 from hoploom.train.journal import Journal
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import Outcome, evaluate, fit
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression
+from hoploom.train.tasks import MultiLabel, NodeClassification, NodeRegression
 from support.loader_workers import a_share_read_by_rank_0_alone
 
 NUM_NODES, NUM_TRAIN, NUM_CLASSES = 123, 53, 3  # 53 seeds in global batches of 16: the tail has 5

@@ -11,13 +11,12 @@ import pytest
 from support.graphs import ring
 
 import hoploom
-from hoploom import ConfigError
-from hoploom.train import tasks
+from hoploom import ConfigError, train
 
 
 @pytest.mark.parametrize("name", ["NodeClassification", "NodeRegression", "MultiLabel", "LinkPrediction"])
 def test_tasks_learner_and_training_are_at_the_top(name: str) -> None:
-    assert getattr(hoploom, name) is getattr(tasks, name)
+    assert getattr(hoploom, name) is getattr(train, name)
     assert {"Learner", "Training", name} <= set(dir(hoploom))
     assert hoploom.Training(epochs=2).epochs == 2
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from hoploom.ranks.spawn import spawn as spawn
     from hoploom.train.checkpoint import Checkpoint as Checkpoint
     from hoploom.train.journal import Journal as Journal, Logger as Logger
+    from hoploom.train.link_prediction import LinkPrediction as LinkPrediction
     from hoploom.train.loop import Outcome as Outcome, evaluate as evaluate, fit as fit
     from hoploom.train.step import Learner as Learner, StepReport as StepReport, Training as Training
-    from hoploom.train.tasks import LinkPrediction as LinkPrediction, MultiLabel as MultiLabel
-    from hoploom.train.tasks import NodeClassification as NodeClassification, NodeRegression as NodeRegression
-    from hoploom.train.tasks import Task as Task
+    from hoploom.train.tasks import MultiLabel as MultiLabel, NodeClassification as NodeClassification
+    from hoploom.train.tasks import NodeRegression as NodeRegression, Task as Task
     # isort: on
 
 # Imported at first use: a program that only talks to other ranks need not import PyG, which takes seconds.
@@ -22,9 +22,10 @@ _NAMES = {
     "ranks.spawn": "spawn",
     "train.checkpoint": "Checkpoint",
     "train.journal": "Journal Logger",
+    "train.link_prediction": "LinkPrediction",
     "train.loop": "Outcome evaluate fit",
     "train.step": "Learner StepReport Training",
-    "train.tasks": "LinkPrediction MultiLabel NodeClassification NodeRegression Task",
+    "train.tasks": "MultiLabel NodeClassification NodeRegression Task",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

@@ -29,6 +29,7 @@ from hoploom.ranks.environment import StopRequests
 from hoploom.train.batch_adapter import adapted, check_outputs, without_ddp
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.journal import Journal, machine_of
+from hoploom.train.link_prediction import LinkPrediction, check_labels
 from hoploom.train.step import (
     AnyStepper,
     Ending,
@@ -42,7 +43,7 @@ from hoploom.train.step import (
     check_precision,
     mixed,
 )
-from hoploom.train.tasks import VAL_LOSS, LinkPrediction, Task, check_labels
+from hoploom.train.tasks import VAL_LOSS, Task
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection

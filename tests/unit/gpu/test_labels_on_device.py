@@ -12,10 +12,10 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import DataError, LinkNeighborLoader, NeighborLoader
 from hoploom.ranks.context import Context, init
-from hoploom.train import tasks
+from hoploom.train.link_prediction import LinkPrediction, check_labels
 from hoploom.train.loop import evaluate, fit
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import LinkPrediction, NodeClassification, check_labels
+from hoploom.train.tasks import NodeClassification
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -91,7 +91,7 @@ def test_who_trains_and_who_evaluates_checks(
     def refuse(self: LinkPrediction, labels: Any, ends: Any) -> None:
         raise DataError("checked")
 
-    monkeypatch.setattr(tasks.LinkPrediction, "check", refuse)
+    monkeypatch.setattr(LinkPrediction, "check", refuse)
     context = init(device="cpu")
     monkeypatch.setattr(context, "device", GPU)
     with pytest.raises(DataError, match="checked"):

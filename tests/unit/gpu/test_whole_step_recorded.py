@@ -30,8 +30,8 @@ from hoploom.gpu.cuda_graph import (
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import init
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import LinkPrediction
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

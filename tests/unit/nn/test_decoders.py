@@ -18,7 +18,7 @@ from hoploom import ConfigError, LinkNeighborLoader
 from hoploom.nn import MLP, Bilinear, ComplEx, Cosine, Decoder, DistMult, Dot, RotatE, TransE
 from hoploom.nn.decoders import OfRelations
 from hoploom.train.batch_adapter import adapted
-from hoploom.train.tasks import LinkPrediction
+from hoploom.train.link_prediction import LinkPrediction
 
 D, R = 6, 4
 

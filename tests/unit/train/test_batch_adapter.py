@@ -14,9 +14,10 @@ from torch_geometric.data import HeteroData
 import hoploom.nn as hnn
 from hoploom import ConfigError, NeighborLoader
 from hoploom.train.batch_adapter import BatchAdapter, adapted
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import evaluate, fit
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import LinkPrediction, NodeClassification
+from hoploom.train.tasks import NodeClassification
 
 TYPES = ["paper", "author"]
 RELATIONS = [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "written_by", "author")]

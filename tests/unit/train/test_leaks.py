@@ -12,8 +12,8 @@ from torch_geometric.sampler import NegativeSampling
 import hoploom
 from hoploom import LinkNeighborLoader
 from hoploom.train.batch_adapter import adapted
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import evaluate
-from hoploom.train.tasks import LinkPrediction
 
 RATES, RATED = ("user", "rates", "item"), ("item", "rev_rates", "user")
 TASTES, ITEMS, USERS, LINKS = 20, 30, 1500, 10  # tastes, items of each, users, and items that a user rates

@@ -18,9 +18,9 @@ from hoploom.nn import ComplEx, Decoder, DistMult
 from hoploom.ranking.losses import bpr_loss, softmax_loss
 from hoploom.ranks.context import init
 from hoploom.train.batch_adapter import adapted
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import evaluate, fit
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import LinkPrediction
 
 WRITES = ("author", "writes", "paper")
 TRIPLETS = NegativeSampling("triplet", 3)

@@ -27,9 +27,10 @@ from torch.nn import functional
 import hoploom
 from hoploom import ConfigError, DataError, LinkNeighborLoader, NeighborLoader, PeerError
 from hoploom.nn import GraphSAGE
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import evaluate, fit
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import LinkPrediction, MultiLabel, NodeClassification, NodeRegression, NodeTask, Task
+from hoploom.train.tasks import MultiLabel, NodeClassification, NodeRegression, NodeTask, Task
 
 CPU = torch.device("cpu")
 

@@ -32,8 +32,9 @@ from hoploom.store.on_disk import OnDisk
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import assemble
 from hoploom.system import needs, require_memory
+from hoploom.train.link_prediction import LABELLED, LinkPrediction
 from hoploom.train.runs.run_file import RunFile
-from hoploom.train.tasks import LABELLED, LinkPrediction, Task
+from hoploom.train.tasks import Task
 
 HELD_OUT = 0x6C696E6B73  # mixed into the seed's key, which samplers use too
 EDGE_BYTES = 32  # memory per edge while links are held out: ends, split and new position

@@ -37,6 +37,7 @@ from hoploom.store.row_cache import CacheReport, cached, report
 from hoploom.train import tasks
 from hoploom.train.checkpoint import Checkpoint, learned_parts
 from hoploom.train.journal import Journal, no_run
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import Outcome, evaluate, fit
 from hoploom.train.runs import link_splits
 from hoploom.train.runs.link_splits import SPLITS, relation_of, unknown_name
@@ -55,7 +56,7 @@ from hoploom.train.runs.run_file import (
 )
 from hoploom.train.runs.schedules import learn_rows, make_optimizer, make_scheduler
 from hoploom.train.step import Learner, MakeStepper, Training
-from hoploom.train.tasks import LinkPrediction, NodeTask, Task
+from hoploom.train.tasks import NodeTask, Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
 NUM_BATCHES = 64  # batches that are sampled to choose the rows to cache
