@@ -51,7 +51,8 @@ class Embedding:
     loop of your own, you may also look rows up, for batches of any loader: `users(batch["user"].n_id)`.
 
     - `optimizer`: "rowwise_adagrad" keeps 4 bytes for each row, "adagrad" and "lazy_adam" keep one or two numbers for
-      each value. Only rows that have a gradient change. The count of steps of "lazy_adam" is each row's own.
+      each value. Only rows that have a gradient change. The count of steps of "lazy_adam" is each row's own. With None,
+      rows do not change: they are those of `warm_start`, or zeros until `Checkpoint.restore` reads them.
     - `init`: initial values, "uniform" between -1/sqrt(dim) and 1/sqrt(dim), or "normal", as torch.nn.Embedding's.
       They depend on `seed`, the type and the node's original id: a grown graph keeps the rows of its old nodes.
     - `join`: how the rows join features that the type has already: "cat", after them, or "add".
@@ -66,7 +67,7 @@ class Embedding:
         node_type: str | None = None,
         *,
         dim: int,
-        optimizer: RowOptimizer = "rowwise_adagrad",
+        optimizer: RowOptimizer | None = "rowwise_adagrad",
         lr: float = 0.05,
         dtype: RowDtype = "float32",
         init: RowInit = "uniform",
@@ -82,9 +83,10 @@ class Embedding:
             raise ConfigError("lr is 0, so the rows would never change; give a learning rate above 0")
         chosen = (("optimizer", optimizer, RowOptimizer), ("dtype", dtype, RowDtype), ("init", init, RowInit))
         for name, value, known in chosen:
-            if value not in get_args(known):
+            if value not in get_args(known) and (name, value) != ("optimizer", None):
                 raise ConfigError(f"{name} is {value!r:.80}; choose one of {list(get_args(known))}")
-        self.rule = RowRule[optimizer]
+        self._is_fixed = optimizer is None
+        self.rule = RowRule[optimizer or "sgd"]  # which keeps no state
         self._of = _described(store, node_type)
         if self._of.name in store.learned_types:
             raise ConfigError(f"{self._of.name!r} has learned rows already; give the store that they were made from")
@@ -111,11 +113,12 @@ class Embedding:
             [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
         )
         self.num_steps = 0
-        self._anchor = torch.zeros((), requires_grad=True)  # makes look-ups part of autograd's graph
+        self._anchor = torch.zeros((), requires_grad=not self._is_fixed)  # makes look-ups part of autograd's graph
         self._num_look_ups = 0
         self._gradients: list[tuple[int, Tensor, Tensor]] = []  # look-up, ids, gradients
         with all_or_none(ranks, f"drawing the rows of {self.node_type!r}"):  # no rank reads undrawn rows
-            self._draw(store)
+            if not self._is_fixed or warm_start is not None:
+                self._draw(store)
             for ids, rows in () if warm_start is None else read_row_table(Path(warm_start), store, self.node_type, dim):
                 are_own = (ids >= self._own.start) & (ids < self._own.stop)
                 self.rows[ids[are_own]] = rows[are_own].to(self.rows.dtype)
@@ -189,18 +192,14 @@ class Embedding:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; raise ConfigError if it does not fit. `Checkpoint.restore` reads the rows."""
         for name, mine in {"num_nodes": self._of.num_nodes, **self._kind}.items():
-            if state[name] != mine:
+            if state[name] != mine and not (self._is_fixed and name == "optimizer"):
                 raise ConfigError(f"{name} was {state[name]}, and is {mine} here; make the Embedding as it was")
         self.num_steps = state["num_steps"]
 
     def own_rows(self) -> dict[str, Tensor]:
-        """Return this rank's rows and their optimizer state, to be saved."""
-        return {"rows": self.rows[self._held], "state": self.state[self._held]}
-
-    def put_rows(self, first: int, saved: Mapping[str, Tensor]) -> None:
-        """Replace the rows of the nodes from id `first` on, and their optimizer state, by saved ones."""
-        for mine, rows in ((self.rows, saved["rows"]), (self.state, saved["state"])):
-            mine[first : first + rows.shape[0]] = rows
+        """Return views of this rank's rows and their optimizer state, for a checkpoint to read or write."""
+        views = {"rows": self.rows, "state": self.state}
+        return {kind: of[self._held] for kind, of in views.items() if of.shape[1]}
 
     @property
     def _kind(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Checkpoints: the state of a run's parts as one safetensors file, written by rank 0 and read whole by every rank.
 
-Learned rows are in files beside it, one for each rank. Their names contain a word that the checkpoint holds.
+Learned rows and their optimizer's state are in files beside it, one of each kind for each rank. Their names contain a
+word that the checkpoint holds.
 
 Any safetensors reader sees the tensors. The structure around them is JSON in the file's metadata, which keeps keys of
 any scalar type, tuples, NaN and infinity. Tensors that share memory are written twice. A checksum covers the whole
@@ -33,6 +34,7 @@ from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
+PIECE = 1 << 26  # bytes of learned rows that are read at once
 COST = 0.01  # the largest share of the time that writing checkpoints may take
 MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 SAVED_KINDS = {"TrainingProgress": "Standing"}  # classes that have another name in checkpoints
@@ -53,11 +55,10 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class DividedRows(Protocol):
-    """A part whose rows are divided over the ranks: hoploom.Embedding. Each rank saves those that it owns."""
+    """A part whose rows are divided over the ranks: hoploom.Embedding. Each rank saves and restores its own."""
 
     def range_of(self, rank: int, world_size: int) -> range: ...
-    def own_rows(self) -> Mapping[str, Tensor]: ...
-    def put_rows(self, first: int, saved: Mapping[str, Tensor]) -> None: ...
+    def own_rows(self) -> Mapping[str, Tensor]: ...  # by kind, "rows" and "state"; `restore` writes to them
 
 
 def learned_parts(store: Store) -> dict[str, Any]:
@@ -91,21 +92,21 @@ class Checkpoint:
         random = {"cpu": self._context.gather(torch.get_rng_state())}
         if self._context.device.type == "cuda":
             random["cuda"] = self._context.gather(torch.cuda.get_rng_state(self._context.device))
-        word = self._save_rows(parts, [*second, path])
-        with all_or_none(self._context, f"writing {path}"):
-            for owner in parts.values():
-                if isinstance(owner, nn.Module):
-                    check_whole(owner)
+        try:
+            word = self._save_rows(parts, [*second, path])
+            with all_or_none(self._context, f"writing {path}"):
+                for owner in parts.values():
+                    if isinstance(owner, nn.Module):
+                        check_whole(owner)
+                if self._context.is_main:
+                    states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
+                    kinds = {part: _kind(owner) for part, owner in parts.items()}
+                    state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
+                    write_state(path, state | {"rows": word}, first=second[0] if second else None)
+        finally:
             if self._context.is_main:
-                states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
-                kinds = {part: _kind(owner) for part, owner in parts.items()}
-                state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
-                write_state(path, state | {"rows": word}, first=second[0] if second else None)
-                stems = "|".join(re.escape(each.stem) for each in (path, *second))
-                old = re.compile(rf"\.?({stems})\.(?!{word or 'no'}-)[0-9a-f]{{8}}-[0-9a-f]{{8}}-\d+\.rows(\.partial)?")
-                for file in self.folder.iterdir():  # rows of the checkpoint before, and of a killed process
-                    if old.fullmatch(file.name):
-                        file.unlink(missing_ok=True)
+                for each in (*second, path):
+                    self._remove_rows(each)
 
     def _save_rows(self, parts: Mapping[str, Stateful], paths: Sequence[Path]) -> str:
         """Write this rank's learned rows beside each of `paths`; return the word in the names of the new files."""
@@ -115,9 +116,20 @@ class Checkpoint:
         word = bytes(self._context.broadcast(torch.tensor([*os.urandom(4)], dtype=torch.uint8)).tolist()).hex()
         with all_or_none(self._context, f"writing learned rows beside {paths[0]}"):
             for part, owner in divided.items():
-                *first, last = (_rows_file(path, word, part, self._context.rank) for path in paths)
-                write_state(last, dict(owner.own_rows()), first=first[0] if first else None)
+                for kind, rows in owner.own_rows().items():
+                    *first, last = (_rows_file(path, word, part, self._context.rank, kind) for path in paths)
+                    write_state(last, {kind: rows}, first=first[0] if first else None)
         return word
+
+    def _remove_rows(self, path: Path) -> None:
+        """Remove rows that the checkpoint does not refer to: of the one before, a failed save, or a killed process."""
+        with suppress(OSError, HoploomError, SafetensorError, *MALFORMED):  # then the next save removes them
+            word = _structure(path).get("rows") if path.exists() else None
+            names = rf"\.?{re.escape(path.stem)}\.(?!{word or 'no'}-)[0-9a-f]{{8}}-[0-9a-f]{{8}}-\d+\.(rows|state)"
+            old = re.compile(rf"{names}(\.partial)?")
+            for file in self.folder.iterdir():
+                if old.fullmatch(file.name):
+                    file.unlink(missing_ok=True)
 
     def _restore_rows(self, path: Path, word: str, num_ranks: int, part: str, owner: DividedRows) -> None:
         """Read this rank's learned rows from the files of the ranks that saved them."""
@@ -125,9 +137,9 @@ class Checkpoint:
         for rank in range(num_ranks):
             saved = owner.range_of(rank, num_ranks)
             begin, end = max(own.start, saved.start), min(own.stop, saved.stop)
-            if begin < end:
-                rows = read_state(_rows_file(path, word, part, rank))
-                owner.put_rows(begin, {name: of[begin - saved.start : end - saved.start] for name, of in rows.items()})
+            for kind, rows in owner.own_rows().items() if begin < end else ():
+                file, out = _rows_file(path, word, part, rank, kind), rows[begin - own.start : end - own.start]
+                _read_rows(file, kind, out, begin - saved.start)
 
     def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
         """Restore the parts and return `extra`; None if there is no such checkpoint. All ranks call.
@@ -182,18 +194,23 @@ class Checkpoint:
         return extra
 
 
-def _rows_file(path: Path, word: str, part: str, rank: int) -> Path:
-    """Return the path of one rank's learned rows of a checkpoint."""
-    return path.with_name(f"{path.stem}.{word}-{zlib.crc32(part.encode()):08x}-{rank}.rows")
+def _rows_file(path: Path, word: str, part: str, rank: int, kind: str) -> Path:
+    """Return the path of one rank's learned rows of a checkpoint, or of their state."""
+    return path.with_name(f"{path.stem}.{word}-{zlib.crc32(part.encode()):08x}-{rank}.{kind}")
+
+
+def _structure(path: Path) -> Any:
+    """Return the state in a file with empty tensors, from the header alone."""
+    with safe_open(regular(path), "pt") as file:
+        return _decoded(json.loads(file.metadata()["tree"]), dict.fromkeys(file.offset_keys(), torch.empty(0)))
 
 
 def last_good(path: Path | None) -> str:
     """Return a text for error messages that names the checkpoint to continue from, with its epoch and step."""
     if path is None:
         return "there is no checkpoint"
-    with suppress(OSError, HoploomError, SafetensorError, *MALFORMED), safe_open(regular(path), "pt") as file:
-        names = dict.fromkeys(file.offset_keys(), torch.empty(0))  # the header alone is read
-        saved = _decoded(json.loads(file.metadata()["tree"]), names)["parts"]["standing"]
+    with suppress(OSError, HoploomError, SafetensorError, *MALFORMED):
+        saved = _structure(path)["parts"]["standing"]
         epoch, step = int(saved["epoch"]) + (int(saved["rows"]) > 0), int(saved["steps"])
         return f"the last good checkpoint is {path}, of epoch {epoch}, step {step}"
     return "there is no checkpoint"
@@ -285,21 +302,53 @@ def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
 
 def read_state(path: Path) -> Any:
     """Return the state in a file; raise StoreError if the file is missing or damaged, or was not written by Hoploom."""
-    try:
-        with safe_open(regular(path), framework="pt", backend="pread") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
-        if not {"tree", "crc32"} <= set(metadata):
-            raise StoreError("its header holds no state, it is not from Hoploom")
+    with _reading(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
         if not set(DTYPE_NAMES).issuperset(tensor.dtype for tensor in tensors.values()):
             raise StoreError("it holds tensors of a dtype that Hoploom does not write")
-        if _checksum(metadata["tree"], _entries(tensors), map(_raw, tensors.values())) != metadata["crc32"]:
-            raise StoreError("its checksum does not match")
-        return _decoded(json.loads(metadata["tree"]), tensors)
+        _check_sum(file.metadata(), _entries(tensors), map(_raw, tensors.values()))
+        return _decoded(json.loads(file.metadata()["tree"]), tensors)
+
+
+def _read_rows(path: Path, name: str, out: Tensor, first: int) -> None:
+    """Read the tensor `name`, which a file has alone, from row `first` on into `out`, in pieces: it may be large."""
+    with _reading(path) as header, path.open("rb") as file:
+        saved = header.get_slice(name)
+        whole = torch.empty(saved.get_shape(), dtype=DTYPES[saved.get_dtype()], device="meta")
+        if whole.shape[1:] != out.shape[1:] or whole.dtype != out.dtype or whole.shape[0] < first + out.shape[0]:
+            raise StoreError(f"it has {list(whole.shape)} numbers of {whole.dtype}, it is of another checkpoint")
+        file.seek(-whole.nbytes, os.SEEK_END)
+        buffer = torch.empty(max(1, PIECE // max(1, out[:1].nbytes)), *out.shape[1:], dtype=out.dtype)
+
+        def pieces() -> Iterator[memoryview]:  # slices of safetensors would read the whole tensor each time
+            for begin in range(0, whole.shape[0], buffer.shape[0]):
+                piece = buffer[: whole.shape[0] - begin]
+                file.readinto(_raw(piece))
+                low, high = max(begin, first), min(begin + piece.shape[0], first + out.shape[0])
+                if low < high:
+                    out[low - first : high - first] = piece[low - begin : high - begin]
+                yield _raw(piece)
+
+        _check_sum(header.metadata(), _entries({name: whole}), pieces())
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    """Open a file that `write_state` wrote; turn errors of this block into a StoreError with the way out."""
+    try:
+        with safe_open(regular(path), framework="pt", backend="pread") as file:
+            if not {"tree", "crc32"} <= set(file.metadata() or {}):
+                raise StoreError("its header holds no state, it is not from Hoploom")
+            yield file
     except (StoreError, SafetensorError, *MALFORMED) as error:
         raise StoreError(f"{path} is damaged: {error}; take another checkpoint, or copy it again") from error
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error}; take another checkpoint, or copy it again") from error
+
+
+def _check_sum(metadata: Mapping[str, str], entries: dict[str, Any], raw: Iterable[memoryview]) -> None:
+    if _checksum(metadata["tree"], entries, raw) != metadata["crc32"]:
+        raise StoreError("its checksum does not match")
 
 
 def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -2,20 +2,22 @@
 
 import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.graphs import in_parts
-from support.learned_workers import USERS, alone, differs, embedding_of, fitted, learner_of, shop
+from support.learned_workers import USERS, alone, differs, embedding_of, fitted, learner_of, restored_within, shop
 from torch import Tensor
 
 from hoploom import StoreError, from_pyg
 from hoploom.errors import ConfigError, TrainError
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.spawn import spawn
-from hoploom.train.checkpoint import Checkpoint, learned_parts, read_state
+from hoploom.train import checkpoint as checkpoints
+from hoploom.train.checkpoint import Checkpoint, learned_parts, read_state, write_state
 from hoploom.train.loop import fit
 from hoploom.train.step import Training
 
@@ -33,12 +35,13 @@ def assert_same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
 
 
 def rows_files(folder: Path) -> list[str]:
-    """The files of learned rows, without the words in their names; complete or not."""
-    return sorted(re.sub(r"\.[0-9a-f]{8}-[0-9a-f]{8}-", ".", path.name) for path in folder.glob("*.rows*"))
+    """The files of learned rows and their state, without the words in their names; complete or not."""
+    found = [path.name for kind in ("rows", "state") for path in folder.glob(f"*.{kind}*")]
+    return sorted(re.sub(r"\.[0-9a-f]{8}-[0-9a-f]{8}-", ".", name) for name in found)
 
 
 def files_of(name: str, world_size: int) -> list[str]:
-    return [f"{name}.{rank}.rows" for rank in range(world_size)]
+    return [f"{name}.{rank}.{kind}" for rank in range(world_size) for kind in ("rows", "state")]
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +139,16 @@ def test_a_checkpoint_of_other_rows_names_both(given: dict[str, Any], said: str,
     assert str(raised.value) == f"{path} does not fit this run's rows of user: {said}; make the Embedding as it was"
 
 
-@pytest.mark.parametrize("how", ["missing", "cut short", "a bit", "empty"])
-def test_rows_that_cannot_be_read_are_one_error_with_a_way_out(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["rows", "state"])
+@pytest.mark.parametrize("how", ["missing", "cut short", "a bit", "empty", "of other nodes"])
+def test_rows_that_cannot_be_read_are_one_error_with_a_way_out(how: str, kind: str, tmp_path: Path) -> None:
     saved(tmp_path)
-    (path,) = tmp_path.glob("*.rows")
+    (path,) = tmp_path.glob(f"*.{kind}")
     raw = bytearray(path.read_bytes())
     if how == "missing":
         path.unlink()
+    elif how == "of other nodes":
+        write_state(path, {kind: torch.zeros(7, 8 if kind == "rows" else 1)})
     else:
         raw[-3] ^= 8
         path.write_bytes({"cut short": raw[:-9], "a bit": raw, "empty": b""}[how])
@@ -151,6 +157,64 @@ def test_rows_that_cannot_be_read_are_one_error_with_a_way_out(how: str, tmp_pat
     assert str(path) in str(raised.value)
     assert re.search("(take another checkpoint|copy it again)", str(raised.value))
     assert "\n" not in str(raised.value)
+
+
+SAVES = ["last", ("last", "best")]
+
+
+@pytest.mark.parametrize("name", SAVES, ids=["last", "best, then last"])
+@pytest.mark.parametrize("number", range(1, 7), ids=lambda number: f"file {number}")
+def test_a_failed_save_leaves_the_files_of_the_one_before(
+    number: int, name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file in turn is not written: rows, state and weights. Each checkpoint that is there has its rows."""
+    embedding, checkpoint, model = (
+        Embedding(shop(), "user", dim=8),
+        Checkpoint(tmp_path, alone()),
+        torch.nn.Linear(2, 2),
+    )
+    parts, numbers, write = {"model": model} | learned_parts(embedding.store), count(1), checkpoints.write_whole
+
+    def full(path: Path, pieces: Any) -> None:
+        if next(numbers) == number:
+            raise StoreError("the disk is full")
+        write(path, pieces)
+
+    names, kept = ("last",) if name == "last" else name, dict[str, Tensor]()
+    checkpoint.save(name, parts)
+    kept = dict.fromkeys(names, embedding.rows.clone())
+    embedding.rows += 1
+    monkeypatch.setattr(checkpoints, "write_whole", full)
+    if number > 3 * len(names):
+        pytest.skip("a save of one checkpoint writes three files")
+    with pytest.raises(StoreError, match="the disk is full"):
+        checkpoint.save(name, parts)
+    if number == 6:  # the second name is complete before the first one fails
+        kept["best"] = embedding.rows.clone()
+    assert rows_files(tmp_path) == sorted(file for each in names for file in files_of(each, 1))
+    assert list(tmp_path.glob(".*")) == []
+    for each in names:
+        checkpoint.restore(each, parts)
+        assert torch.equal(embedding.rows, kept[each])
+
+
+def test_a_failed_first_save_leaves_nothing(tmp_path: Path) -> None:
+    embedding = Embedding(shop(), "user", dim=8)
+    with pytest.raises(ConfigError, match="can be saved"):
+        Checkpoint(tmp_path, alone()).save("last", learned_parts(embedding.store), wrong=object())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, USERS - 1, USERS])
+def test_rows_are_restored_in_pieces(num_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, seed=4)
+    monkeypatch.setattr(checkpoints, "PIECE", 4 * 8 * num_rows)
+    assert torch.equal(restore(tmp_path).rows, Embedding(shop(), "user", dim=8, seed=4).rows)
+
+
+@pytest.mark.slow  # a process imports torch
+def test_restoring_takes_little_memory_beside_the_rows(tmp_path: Path) -> None:
+    spawn(restored_within, 1, [str(tmp_path)], device="cpu", timeout=60)
 
 
 def test_best_and_last_keep_their_own_rows(tmp_path: Path) -> None:
