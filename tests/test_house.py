@@ -40,7 +40,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3230,
     "nn": 1570,
     "serve": 4270,
-    "train": 4805,
+    "train": 4860,
     "gpu": 2650,
     "inference": 1175,
     "ranking": 1005,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1765,
 }
-BUDGET, MOST_FILES = 45_975, 230
+BUDGET, MOST_FILES = 46_020, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -173,19 +173,11 @@ def evaluate_run(arguments: Arguments) -> int:
 def evaluate_rank(context: "Context", run_file: "RunFile", checkpoint: Path, split: str, as_object: bool) -> None:
     """Evaluate on this rank; rank 0 prints the metrics."""
     from hoploom.train.loop import evaluate
-    from hoploom.train.runs.run import (
-        eval_loader,
-        open_graph,
-        trained_model,
-        training_setup,
-        with_learned_rows,
-        with_placement,
-    )
+    from hoploom.train.runs.run import complete_setup, eval_loader, open_graph, trained_model, with_placement
 
-    setup = training_setup(run_file, open_graph(run_file, context))
+    setup = complete_setup(run_file, open_graph(run_file, context), context, with_placement)
     if split not in setup.seeds:
         raise ConfigError(f"--split is {split!r}, but the run has only {', '.join(setup.seeds)}; give one of these")
-    setup = with_learned_rows(run_file, with_placement(run_file, setup, context), context)
     model = trained_model(run_file, setup, context, checkpoint)
     loader = eval_loader(run_file, setup, context, model, split)
     found = evaluate(model, loader, setup.task, context, precision=run_file.train.precision)
@@ -224,10 +216,10 @@ def infer_rank(
     from hoploom.inference.infer import Inference, folder_of, infer
     from hoploom.nn.models import GNN
     from hoploom.ranks.context import unwrap
-    from hoploom.train.runs.run import infer_loader, open_graph, trained_model, training_setup, with_learned_rows
+    from hoploom.train.runs.run import complete_setup, infer_loader, open_graph, trained_model
 
     graph = open_graph(run_file, context)
-    setup = with_learned_rows(run_file, training_setup(run_file, graph), context)
+    setup = complete_setup(run_file, graph, context)
     model = trained_model(run_file, setup, context, checkpoint)
     if num_best is not None:
         relation, decoder = _relation_of_best(num_best, run_file, graph, model)

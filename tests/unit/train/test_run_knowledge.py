@@ -17,7 +17,7 @@ from hoploom import ConfigError, Store
 from hoploom.cli import main
 from hoploom.ranks.context import init
 from hoploom.train.runs.link_splits import write_links
-from hoploom.train.runs.run import eval_loader, make_model, train_loader, training_setup, with_learned_rows
+from hoploom.train.runs.run import complete_setup, eval_loader, make_model, train_loader, training_setup
 from hoploom.train.runs.run_file import parse_run_file
 
 ALONE: Any = SimpleNamespace(rank=0, world_size=1, num_cores=2, device=torch.device("cpu"))
@@ -98,7 +98,7 @@ def test_each_link_of_a_knowledge_graph_has_the_number_of_its_relation(
     assert given.task == drawn.task
     run_file = parse_run_file(TRIPLES)
     with init(device="cpu") as context:
-        drawn = with_learned_rows(run_file, drawn, context)
+        drawn = complete_setup(run_file, store, context)
     model = make_model(run_file, drawn)
     assert model.decoder.relations.weight.shape == (3, 32)  # type: ignore[union-attr]
     loaders = train_loader(run_file, drawn, ALONE, model), eval_loader(run_file, drawn, ALONE, model, "val")

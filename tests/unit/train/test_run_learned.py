@@ -12,12 +12,13 @@ from support.learned_workers import shop
 from torch import Tensor
 
 import hoploom
+from hoploom import ops
 from hoploom.cli import main
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.context import init
 from hoploom.train.checkpoint import Checkpoint, learned_parts
-from hoploom.train.runs.run import load_run, run
-from hoploom.train.runs.run_file import parse_run_file
+from hoploom.train.runs.run import complete_setup, load_run, run
+from hoploom.train.runs.run_file import parse_run_file, read_run_file
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 Captured = pytest.CaptureFixture[str]
@@ -97,6 +98,35 @@ def test_a_type_without_features_learns_rows_by_itself(here: Path, capsys: Captu
         assert torch.equal(written, loaded.model(next(iter(whole)))["item"].argmax(dim=1))
 
 
+def test_a_trained_run_is_read_without_its_optimizers_state(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither drawn, nor is there memory for the state."""
+    assert command(here, "train", "--set=optimizer.learned=lazy_adam") == 0
+    best = rows_in(here, optimizer="lazy_adam")
+    for path in (here / "run").glob("*.state"):
+        path.unlink()
+
+    def never(*given: Any, **options: Any) -> None:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(ops, "draw_rows", never)
+    (learned,) = load_run(here / "run").store.learned
+    assert isinstance(learned, Embedding)
+    assert (learned.state.numel(), learned.rows.equal(best)) == (0, True)
+    assert not learned(torch.tensor([1])).requires_grad
+    assert command(here, "evaluate", "--split", "test") == 0
+    assert command(here, "infer", "--columns", "prediction") == 0
+    assert main(["check", "--leaks", str(here / "run.toml")]) == 0
+
+
+def test_learned_rows_count_as_parameters(here: Path, capsys: Captured) -> None:
+    assert command(here, "train") == 0
+    weights = sum(each.numel() for each in load_run(here / "run").model.parameters())
+    assert result(here)["num_parameters"] == weights + 403 * 8
+    assert f"{weights + 403 * 8:,} parameters" in capsys.readouterr().out
+
+
 def test_a_stopped_run_resumes_with_its_rows(here: Path) -> None:
     assert command(here, "train", "--set=train.epochs=1") == 0
     assert command(here, "train", "--resume") == 0
@@ -113,7 +143,14 @@ def test_widths_and_their_optimizer_are_keys(here: Path, capsys: Captured) -> No
     learned = {each.node_type: each for each in load_run(here / "run").store.learned}
     users = learned["user"]
     assert isinstance(users, Embedding)
-    assert (users.dim, users.rule.name, users.lr, learned["item"].join) == (5, "lazy_adam", 0.02, "cat")
+    assert (users.dim, learned["item"].join) == (5, "cat")
+    with init(device="cpu") as context:
+        setup = complete_setup(
+            read_run_file(here / "run" / "run.toml"), hoploom.open(here / "shop.store"), context, trains=True
+        )
+    trained = setup.store.learned[0]
+    assert isinstance(trained, Embedding)
+    assert (trained.rule.name, trained.lr) == ("lazy_adam", 0.02)
 
 
 WRONG = [

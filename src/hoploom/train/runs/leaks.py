@@ -16,7 +16,7 @@ from hoploom.ranks.context import Context
 from hoploom.sample.exclusions import opposite_relations
 from hoploom.store import Store, Wanted
 from hoploom.store.base import NO_IDS
-from hoploom.train.runs.run import make_model, open_graph, train_loader, training_setup, with_learned_rows
+from hoploom.train.runs.run import complete_setup, make_model, open_graph, train_loader
 from hoploom.train.runs.run_file import RunFile
 
 BATCHES = 8  # spread over the epoch
@@ -37,7 +37,7 @@ def find_leaks(run_file: RunFile, context: Context, num_batches: int = BATCHES) 
 
     >>> find_leaks(read_run_file("run.toml"), context).found
     """
-    setup = with_learned_rows(run_file, training_setup(run_file, open_graph(run_file, context)), context)
+    setup = complete_setup(run_file, open_graph(run_file, context), context)
     reading = train_loader(run_file, setup, context, make_model(run_file, setup)).reading()
     order, maker, leaks = reading.order.at_epoch(0), reading.maker, Leaks()
     predicted = turned = later = 0

@@ -98,9 +98,8 @@ def run(
     began, folder, values = time.perf_counter(), run_file.output.folder, values_of(run_file)
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if applies(name, values)}
     with Journal(folder, context, loggers=run_file.output.loggers, settings=settings) as journal, ExitStack() as stack:
-        store = open_graph(run_file, context)
-        setup = with_placement(run_file, with_cache(run_file, training_setup(run_file, store), context), context)
-        setup = with_learned_rows(run_file, setup, context)
+        graph = open_graph(run_file, context)
+        setup = complete_setup(run_file, graph, context, with_cache, with_placement, trains=True)
         notes = [f"hoploom: {note}" for note in setup.notes]
         if (placed := setup.store.placed) is not None:
             notes.append(str(stack.enter_context(placed)))
@@ -112,7 +111,6 @@ def run(
         loader = train_loader(run_file, setup, context, model)
         optimizer = make_optimizer(run_file, model)
         scheduler = make_scheduler(run_file, optimizer, len(loader), setup.task.monitor[1])
-
         learner, checkpoint = Learner(model, optimizer, setup.task, loader, scheduler), Checkpoint(folder, context)
         if resume:
             checkpoint.restore(LAST, learner.parts())
@@ -142,23 +140,21 @@ def run(
         )
         test: Mapping[str, float] = {}
         if outcome.stopped != "asked" and "test" in setup.seeds:
-            if (
-                outcome.best is not None
-                and checkpoint.restore(BEST, {"model": model} | learned_parts(setup.store)) is None
-            ):
+            best = {"model": model} | learned_parts(setup.store)
+            if outcome.best is not None and checkpoint.restore(BEST, best) is None:
                 raise StoreError(
                     f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
                     "--resume, or start anew in another output.folder"
                 )
             test = _evaluation(run_file, setup, context, model, "test")()
         journal.test(test, step=outcome.steps)
-        cache, num_parameters = None, sum(p.numel() for p in model.parameters())
+        weights = *model.parameters(), *(learned.rows for learned in setup.store.learned)
+        cache, size = None, sum(each.numel() for each in weights)
         if run_file.cluster.cache is not None:
             used = report(setup.store) or CacheReport(0, 0, 0, 0)
             summed = context.sum(torch.tensor([used.num_rows, used.num_bytes, used.hits, used.misses]))
             cache = CacheReport(*summed.tolist()) if bool(summed.any()) else None
-        seconds = time.perf_counter() - began
-        result = Result(folder, outcome, setup.task.monitor[0], test, num_parameters, seconds, cache)
+        result = Result(folder, outcome, setup.task.monitor[0], test, size, time.perf_counter() - began, cache)
         if context.is_main and result.is_complete:
             write_whole(folder / RESULT_FILE, [result_json(result).encode()])
     return result
@@ -282,14 +278,18 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
         raise run_file.problem("train.monitor", str(error).replace("best is", "train.monitor is", 1)) from error
 
 
-def with_learned_rows(run_file: RunFile, setup: TrainingSetup, context: Context) -> TrainingSetup:
-    """Return the setup with learned rows of the node types that have no features, and of model.learned."""
-    types = list[str]()
+def complete_setup(
+    run_file: RunFile, store: Store, context: Context, *changes: Callable[..., TrainingSetup], trains: bool = False
+) -> TrainingSetup:
+    """Return the setup, with `changes` and learned rows (zeros, unless the run `trains`). All ranks call."""
+    setup, types = training_setup(run_file, store), list[str]()
+    for change in changes:
+        setup = change(run_file, setup, context)
     if run_file.model.factory is None:
         with _naming_model(run_file):
             types = types_by_layer(setup.store.schema, _shape(run_file, setup), setup.out_types)[0]
-    store, notes = learn_rows(run_file, setup.store, types, context)
-    return replace(setup, store=store, notes=(*setup.notes, *notes))
+    learned, notes = learn_rows(run_file, setup.store, types, context, trains=trains)
+    return replace(setup, store=learned, notes=(*setup.notes, *notes))
 
 
 def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
@@ -570,10 +570,10 @@ def load_run(
     """
     run_file, path = read_finished(folder, overrides, checkpoint)
     context = context or Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
-    setup = with_learned_rows(run_file, training_setup(run_file, open_graph(run_file, context)), context)
+    setup = complete_setup(run_file, open_graph(run_file, context), context)
     with torch.random.fork_rng(devices=[]):  # a model is made from the run's seed, which is not the caller's
         model = trained_model(run_file, setup, context, path).eval()
-    return LoadedRun(model, setup.store, setup.task, run_file, path)
+        return LoadedRun(model, setup.store, setup.task, run_file, path)
 
 
 def read_finished(folder: str | Path, overrides: Sequence[str], checkpoint: str | None) -> tuple[RunFile, Path]:

@@ -30,11 +30,11 @@ def make_optimizer(run_file: RunFile, model: nn.Module) -> Optimizer:
 
 
 def learn_rows(
-    run_file: RunFile, store: Store, input_types: Collection[str], context: Context
+    run_file: RunFile, store: Store, input_types: Collection[str], context: Context, *, trains: bool
 ) -> tuple[Store, list[str]]:
     """Return the store with learned rows: of the types in model.learned, and of `input_types` without features.
 
-    Also return notes to print. All ranks call.
+    Also return notes to print. All ranks call. Unless the run `trains`, rows are zeros, to be read from a checkpoint.
     """
     section, notes = run_file.model, list[str]()
     bare = [name for name in input_types if FEATURES not in store.schema.node_type(name).fields]
@@ -47,7 +47,7 @@ def learn_rows(
                 store,
                 name,
                 dim=dim,
-                optimizer=run_file.optimizer.learned,  # type: ignore[arg-type]
+                optimizer=run_file.optimizer.learned if trains else None,  # type: ignore[arg-type]
                 lr=run_file.optimizer.learned_lr,
                 seed=run_file.seed,
                 join="cat" if FEATURES in store.schema.node_type(name).fields else None,
