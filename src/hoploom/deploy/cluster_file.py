@@ -1,17 +1,19 @@
 """The keys of a cluster file, cluster.toml or cluster.yaml, and the cluster that it describes.
 
 Dataclass fields made by `key` declare the keys. Their names, rules and help texts serve to check and document files.
+The file of GraphLearn-for-PyTorch's run_dist_train_sage_sup.py is read, too: it names no store, so trainers start
+without servers and open the store that their command names.
 """
 
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from hoploom.config import rules
-from hoploom.config.rules import Document, Headings, full_name, key, keys_in
-from hoploom.config.values import join_address, quoted
+from hoploom.config.rules import REQUIRED, Document, Headings, KeyRule, full_name, key, keys_in
+from hoploom.config.values import as_key, join_address, nearest, quoted
 
 Executor = Literal["local", "ssh", "slurm", "kubernetes"]
 Mode = Literal["worker", "server-client", "none"]
@@ -193,7 +195,9 @@ class ParsedClusterFile:
 
 
 def keys_of(document: Document) -> ParsedClusterFile:
-    """Return the settings of a cluster file; raise ConfigError for an unknown setting or a wrong value."""
+    """Return the settings of a cluster file, or of GLT's; raise ConfigError for an unknown setting or a wrong value."""
+    if isinstance(document.parsed.get("nodes"), list) and HOSTS not in document.parsed:
+        return _keys_of_glt(document)
     top = TopKeys(**document.top())
     sections = {name: owner(**document.section((name,), owner=owner)) for name, owner in SECTIONS.items()}
     return ParsedClusterFile(document, top, _hosts(document), sections)
@@ -229,6 +233,73 @@ def _host(document: Document, name: str) -> Host:
             message = f"[{at}] is a table in a table; put a name with dots in quotes: [hosts.{in_quotes}]"
             raise document.problem(at, message)
     return Host(name, **document.section(path, owner=Host))
+
+
+# --- GraphLearn-for-PyTorch's file -----------------------------------------------------------------
+
+
+def _each(entry: KeyRule) -> KeyRule:
+    def read(value: Any) -> list[Any] | None:
+        entries = [entry.read(one) for one in value] if isinstance(value, list) else [None]
+        return None if None in entries or not entries else entries
+
+    return KeyRule("a list with one entry per node", read, entry=entry)
+
+
+@dataclass(frozen=True)
+class GltKeys:
+    """The keys of GLT's file. Lists have one entry per node; dataset, in_channel and out_channel have no effect."""
+
+    nodes: list[str] = key(REQUIRED, "addresses", _each(rules.HOST), example=["10.0.0.1"])
+    python_bins: list[str] = key(REQUIRED, "Pythons", _each(rules.HOST_PATH), example=["/usr/bin/python3"])
+    usernames: list[str] = key(REQUIRED, "who logs in", _each(rules.LOGIN), example=["root"])
+    dst_paths: list[str] = key(REQUIRED, "working directories", _each(rules.HOST_PATH), example=["/srv/papers"])
+    visible_devices: list[tuple[int, ...]] = key(REQUIRED, "GPUs", _each(rules.ids("GPUs")), example=[[0, 1]])
+    ports: list[int] | None = key(None, "ports of ssh", _each(rules.PORT))
+    node_ranks: list[int] | None = key(None, "the order of the nodes", _each(rules.whole(0)))
+    dataset: str | None = key(None, "the data set", rules.TEXT)
+    in_channel: int | None = key(None, "features", rules.whole(1))
+    out_channel: int | None = key(None, "classes", rules.whole(1))
+
+
+def _keys_of_glt(document: Document) -> ParsedClusterFile:
+    """Convert the keys of GLT's file to those of a cluster file; raise ConfigError if they do not fit together."""
+    known = [*keys_in(GltKeys), "ssh"]
+    unknown = next((name for name in document.parsed if name not in known), None)
+    if unknown is not None:
+        alike = nearest(unknown, known)
+        hint = f"did you mean {alike}?" if alike else "leave it out, or give hosts instead of nodes"
+        what = f"unknown key {as_key(unknown)} beside nodes, which GLT's files have"
+        raise document.problem(as_key(unknown), f"{what}; {hint}")
+    given = GltKeys(**document.section((), owner=GltKeys, tables=["ssh"]))
+    count = len(given.nodes)
+    for described in fields(given):
+        column = getattr(given, described.name)
+        if isinstance(column, list) and len(column) != count:
+            message = f"{described.name} has {len(column)} entries for {count} nodes; give one per node"
+            raise document.problem(described.name, message)
+    ranks = given.node_ranks or list(range(count))
+    if sorted(ranks) != list(range(count)):
+        raise document.problem("node_ranks", f"node_ranks is {ranks}; give each of 0 to {count - 1} once")
+    hosts = tuple(_glt_host(given, node) for node in sorted(range(count), key=ranks.__getitem__))
+    sections = {name: make() for name, make in SECTIONS.items()}
+    sections["ssh"] = SshOptions(**document.section(("ssh",), owner=SshOptions))
+    return ParsedClusterFile(document, TopKeys(executor="ssh", mode="none"), hosts, sections)
+
+
+def _glt_host(given: GltKeys, node: int) -> Host:
+    """Return node number `node` as a host. The host is named ADDRESS, or ADDRESS-INDEX if nodes share the address."""
+    address, devices = given.nodes[node], given.visible_devices[node]
+    return Host(
+        address if given.nodes.count(address) == 1 else f"{address}-{node}",
+        address=address,
+        ssh=f"{given.usernames[node]}@{address}",
+        ssh_port=None if given.ports is None else given.ports[node],
+        processes=max(1, len(devices)),
+        devices=devices,
+        python=given.python_bins[node],
+        folder=given.dst_paths[node],
+    )
 
 
 # --- the cluster ---------------------------------------------------------------------------------

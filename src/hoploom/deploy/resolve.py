@@ -39,10 +39,7 @@ def read_cluster(path: str | Path, overrides: Overrides | None = None) -> Cluste
     if Path(path).suffix not in (".toml", *YAML_SUFFIXES):
         raise ConfigError(f"{path} is no cluster file by its name; name it .toml, .yaml or .yml")
     document = read_document(path, HEADINGS, absent="write one; docs/launch.md shows how")
-    read = keys_of
-    if isinstance(document.parsed.get("nodes"), list) and HOSTS not in document.parsed:
-        from hoploom.deploy.glt_yaml import keys_of_glt as read
-    return _resolve(read(document), overrides or Overrides())
+    return _resolve(keys_of(document), overrides or Overrides())
 
 
 def _resolve(parsed: ParsedClusterFile, overrides: Overrides) -> Cluster:
