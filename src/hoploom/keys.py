@@ -30,11 +30,6 @@ def batch_key(seed: int, epoch: int, step: int) -> BatchKey:
     return key
 
 
-def hook_key(key: int, layer: int, call: int) -> int:
-    """Return the key of the random numbers that a frontier hook draws in its call number `call` in a layer."""
-    return mix(mix(mix(key, HOOK), layer), call)
-
-
 def stream(hop: int, relation: int) -> int:
     """Return a word of the generator's counter that gives each hop and relation random numbers of its own."""
     return hop << 16 | relation

@@ -19,6 +19,7 @@ from typing import Self
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MEMBERSHIP, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -90,6 +91,13 @@ def _thaw() -> None:
     version = str(getattr(sys.modules.get("triton"), "__version__", "0.0")).split(".")
     if "triton._C.libtriton" in sys.modules and [int(number) for number in version[:2]] >= [3, 8]:
         gc.unfreeze()
+
+
+def boot_id() -> str:
+    """Return this host's boot id, which changes at a restart and is equal in all containers; "" if there is none."""
+    with suppress(OSError):
+        return BOOT_ID.read_text().strip()
+    return ""
 
 
 def cpu_model() -> str:

@@ -13,7 +13,7 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -160,11 +160,6 @@ def check_fits(size: int) -> None:
     """Raise ConfigError unless `size` more bytes of shared host memory are free."""
     if size and size + HEADER > _free():
         raise _too_little(size)
-
-
-def unwritten_bytes(sizes: Mapping[str, int]) -> int:
-    """Return the sum of `sizes` (file name -> bytes) over the files that no process has begun to write."""
-    return sum(size for name, size in sizes.items() if not (FOLDER / name).exists())
 
 
 def sweep(keep: Collection[str] = ()) -> None:

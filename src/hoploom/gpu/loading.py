@@ -313,6 +313,6 @@ class OnDevice(Deployment):
     def close(self) -> None:
         """Close the placement, then the deployment `before`."""
         try:
-            self.placed.close()
+            self.placed.lease.close()
         finally:
             self.before.close()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -34,12 +33,11 @@ from hoploom.ranks.context import Ranks, gather_json
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store import Store
 from hoploom.store.base import Part, Wanted, covers
-from hoploom.system import memory_limit
+from hoploom.system import boot_id, memory_limit
 
 LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,
 FREE_SHARE = 4  # and a quarter of what is free
 ROUNDING = 1e-6  # added to a number of rows, so that a share of 0.29 of 100 rows is 29
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIECE = 64 << 20  # bytes copied at once
 ALIGNED = 256  # offsets of tensors in a block are multiples of 256 bytes
 INT32_IDS = 2**31
@@ -264,7 +262,8 @@ def plan_placement(
             f"placing this takes {as_bytes(plan.device_bytes)} of {device}, which has {memory}; "
             "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
         )
-    hostmemory.check_fits(hostmemory.unwritten_bytes({name: block.num_bytes for name, block in plan.files.items()}))
+    unwritten = [block.num_bytes for name, block in plan.files.items() if not (hostmemory.FOLDER / name).exists()]
+    hostmemory.check_fits(sum(unwritten))
     return plan
 
 
@@ -281,7 +280,7 @@ def device_key(device: torch.device) -> str:
 def host_key() -> list[str | int]:
     """Return a key that is equal for all processes that share host memory."""
     try:
-        return [BOOT.read_text().strip(), os.stat(hostmemory.FOLDER).st_dev]
+        return [boot_id() or secrets.token_hex(16), os.stat(hostmemory.FOLDER).st_dev]
     except OSError:  # no Linux, or no /dev/shm: this process alone
         return [secrets.token_hex(16)]
 

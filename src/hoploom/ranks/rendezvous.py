@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -25,6 +24,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from hoploom.config.values import is_loopback, join_address
 from hoploom.errors import ConfigError, PeerError
 from hoploom.ranks.environment import LOOPBACK, LOOPBACK_INTERFACES, RankInfo
+from hoploom.system import boot_id
 
 Answer = TypeVar("Answer")
 
@@ -35,7 +35,6 @@ PAUSES = 0.001, 0.25  # seconds between two looks for other ranks or the store: 
 SILENCE = 60.0  # seconds for a process that has accepted a connection to answer: it may look up names
 STRANGER = "Ping failed"  # torch's message if a program other than its store answers
 READ_ADDRESS, IFREQ = 0x8915, struct.Struct("16sHH4s16x")  # SIOCGIFADDR, and its fields: name, family, port, address
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Rendezvous:
@@ -185,7 +184,7 @@ def adopted(info: RankInfo) -> RankInfo:
 
 def host_identity() -> str:
     """Return this host's name and boot id, which changes at a restart; "?" if the system has no boot id."""
-    return f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else '?'}"
+    return f"{socket.gethostname()} {boot_id() or '?'}"
 
 
 def address_towards(host: str, port: int) -> str:

@@ -64,12 +64,8 @@ def resolve_fanouts(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, 
 
 
 def _resolved(schema: Schema, num_neighbors: Fanouts) -> tuple[tuple[int, ...], ...]:
-    if isinstance(num_neighbors, Mapping):
-        return tuple(zip(*_hops_by_relation(schema, num_neighbors), strict=True))
-    return tuple((fanout,) * len(schema.relations) for fanout in as_fanouts(num_neighbors))
-
-
-def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Sequence[int]]) -> list[tuple[int, ...]]:
+    if not isinstance(num_neighbors, Mapping):
+        return tuple((fanout,) * len(schema.relations) for fanout in as_fanouts(num_neighbors))
     unknown = [key for key in num_neighbors if key not in schema.relation_index]
     if unknown:
         raise ConfigError(f"fanouts name {unknown[0]!r}; the relations are {list(schema.relation_index)}")
@@ -82,7 +78,7 @@ def _hops_by_relation(schema: Schema, num_neighbors: Mapping[RelationName, Seque
     missing = [key for key in schema.relation_index if key not in by_relation]
     if missing:
         raise ConfigError(f"fanouts leave out {missing[0]!r}; give it a list too, [0, ...] to skip it")
-    return [by_relation[key] for key in schema.relation_index]
+    return tuple(zip(*(by_relation[key] for key in schema.relation_index), strict=True))
 
 
 def make_sampling(

@@ -17,6 +17,7 @@ from hoploom import keys, ops
 from hoploom.config.values import as_fanouts, as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.ops import Frontier, Picks
+from hoploom.sample.exclusions import runs
 from hoploom.schema import ID_DTYPES, Relation, RelationName, Schema, read_ids
 from hoploom.store import Draw, GraphStore
 from hoploom.store.base import NO_IDS, in_edges
@@ -221,7 +222,7 @@ class LayerGraph:
 
     def _own_key(self) -> int:
         """Return a new random key, for the random numbers of one call."""
-        return keys.hook_key(self._key, self.layer, next(self._calls))
+        return keys.mix(keys.mix(keys.mix(self._key, keys.HOOK), self.layer), next(self._calls))
 
     def _ids(self, what: str, node_type: str, nodes: Tensor) -> Tensor:
         if not isinstance(nodes, Tensor):
@@ -397,9 +398,9 @@ class LayerSeeds:
 
     def grouped(self, destinations: Tensor, who: str) -> tuple[Tensor, Tensor | None]:
         """Return each seed's number of edges, and indices that sort edges by seed (None: sorted). Repeats share."""
-        runs, run_of_edge, lengths = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
-        at = torch.searchsorted(self.ascending, runs).clamp_(max=max(0, self.ascending.numel() - 1))
-        strangers = runs if not self.ascending.numel() else runs[self.ascending[at] != runs]
+        given, run_of_edge, lengths = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
+        at = torch.searchsorted(self.ascending, given).clamp_(max=max(0, self.ascending.numel() - 1))
+        strangers = given if not self.ascending.numel() else given[self.ascending[at] != given]
         if strangers.numel():
             raise ConfigError(f"{who} gave an edge to {int(strangers[0])}, which is no seed of the layer; leave it out")
         seed_of_run = self.order[at]
@@ -410,8 +411,7 @@ class LayerSeeds:
         if self.repeats is None:
             return counts, places
         begins, counts = (torch.cumsum(counts, 0) - counts)[self.repeats], counts[self.repeats]
-        shift = torch.repeat_interleave(begins - (torch.cumsum(counts, 0) - counts), counts)
-        repeated = shift + torch.arange(shift.numel())
+        repeated = runs(begins, begins + counts)
         return counts, repeated if places is None else places[repeated]
 
 

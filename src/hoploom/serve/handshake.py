@@ -11,7 +11,6 @@ import secrets
 import socket
 import ssl
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import hoploom
@@ -22,6 +21,7 @@ from hoploom.serve.connection import Connection
 from hoploom.serve.security import ClientSecurity, Reloading, ServerSecurity, is_same, proof_of
 from hoploom.serve.shared_memory import can_share
 from hoploom.serve.wire import PREFIX, PROTOCOL
+from hoploom.system import boot_id
 
 NAME = b"HOPLOOM"
 OPENING = NAME + bytes([PROTOCOL])
@@ -30,7 +30,6 @@ MAX_GREETING = 1 << 12  # bytes of a greeting's header
 TIMEOUT = 10.0  # seconds for a client to be admitted
 CONNECT_TIMEOUT = 5.0  # seconds
 TLS_FIRST = b"\x16"  # the first byte of TLS
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # changes when the host restarts
 TOKEN, TLS, VERSION, STRANGER, FULL = "token", "tls", "version", "stranger", "full"  # why a client is refused
 LONGEST = 240  # characters of another program's message in an error
 SHOWN = 19  # bytes of another program's response in an error
@@ -57,13 +56,6 @@ class UnixEndpoint(NamedTuple):
 
     name: str
     password: str
-
-
-def boot_id() -> str:
-    """Return the boot id of this host, equal in all its containers; empty if the system has none."""
-    with suppress(OSError):
-        return BOOT_ID.read_text().strip()
-    return ""
 
 
 def encode_greeting(content: dict[str, Any]) -> bytes:

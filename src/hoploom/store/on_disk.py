@@ -26,6 +26,7 @@ from hoploom.ops import DiskFile, EdgeLists, FileRows, Frontier, Picks, Reads, R
 from hoploom.ops.disk import ListColumn, SparseArray
 from hoploom.schema import TypeKey
 from hoploom.store.base import Draw, Part, RowLookup, Tier, Wanted
+from hoploom.system import Closing
 
 
 class DiskRows(NamedTuple):
@@ -232,7 +233,7 @@ class ScratchRows(NamedTuple):
     blocks: mmap.mmap  # begins at a block, as writes past the page cache must
 
 
-class ScratchFile:
+class ScratchFile(Closing):
     """An unnamed file in scratch space, which disappears with the process. Writes bypass the page cache if possible."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
@@ -248,10 +249,7 @@ class ScratchFile:
             way_out = f"it needs {as_bytes(self.num_bytes)} at a time; give scratch another folder, or leave it out"
             raise StoreError(f"scratch space {folder} cannot be used: {error.strerror}; {way_out}") from error
 
-    def __enter__(self) -> "ScratchFile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         os.close(self._descriptor)
 
     def room_for(self, num_rows: int, row_bytes: int) -> ScratchRows:

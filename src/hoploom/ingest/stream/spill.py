@@ -20,6 +20,7 @@ from hoploom import ops
 from hoploom.errors import DataError
 from hoploom.ops.spool import KEY_BYTES, pack
 from hoploom.schema import DTYPES, Field
+from hoploom.system import Closing
 
 MOST_BUCKETS = 256
 SPLIT_RECORDS = 1 << 20  # most records read at once from a bucket that is too large
@@ -42,7 +43,7 @@ class SpillBudget:
     chunk_rows: int = 1 << 16  # nodes that a Finish gets at once
 
 
-class Spool:
+class Spool(Closing):
     """Takes rows in any order and returns them bucket by bucket, in order of arrival; `step` keys stay together."""
 
     def __init__(self, folder: Path, bounds: Sequence[int], width: int, memory: int, step: int = 1) -> None:
@@ -52,12 +53,6 @@ class Spool:
         self._waiting: list[list[NDArray[np.uint8]]] = [[] for _ in range(len(bounds) - 1)]  # [n, width] each
         self._waiting_bytes = 0
         self._in_files: set[int] = set()  # buckets; a file is open only while it is read or written
-
-    def __enter__(self) -> "Spool":
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
     def add(self, keys: Tensor, columns: Sequence[Tensor]) -> None:
         """Add rows with these keys. Each column has the bytes of a field: [n, row bytes] uint8."""

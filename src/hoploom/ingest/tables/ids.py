@@ -123,7 +123,8 @@ def _without_gaps(engine: Engine, source: TableSource, ids: ir.Table) -> Numberi
 
 def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> Numbering:
     """Return a Numbering with a table of all ids; raise DataError for ids that are null, repeated or damaged."""
-    pairs, counts = engine.number(ids, source.num_rows, file_name(source.owner))
+    owner = source.owner.encode()  # in hex digits, because a section's name may have any characters
+    pairs, counts = engine.number(ids, source.num_rows, owner.hex() if len(owner) < 80 else md5(owner).hexdigest())
     column = source.id_column
     if not counts.is_utf8:
         raise diagnose.not_utf8(source, column)
@@ -139,11 +140,6 @@ def _mapped(engine: Engine, source: TableSource, ids: ir.Table, parts: int) -> N
     bounds = accumulate((counts.sizes.get(part, 0) for part in range(parts)), initial=0)
     width = counts.width if pairs["id"].type().is_string() else 0
     return Numbering(source.owner, tuple(bounds), pairs=pairs, width=width)
-
-
-def file_name(owner: str) -> str:
-    """Return a file name for the section `owner`, in hex digits, because a section's name may have any characters."""
-    return owner.encode().hex() if len(owner) < 80 else md5(owner.encode()).hexdigest()
 
 
 def int64_of(column: pa.Array) -> Tensor:
