@@ -92,10 +92,7 @@ CUT = rules.accepted(
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The graph, the hosts and the training that a plan is made for. The constructor checks all values.
-
-    >>> Question(nodes=10**10, edges=10**12, features=Field("float16", (256,)), hosts=64)
-    """
+    """The graph, the hosts and the training that a plan is made for. The constructor checks all values."""
 
     nodes: int = count(None, "nodes of all types: 1e10, 2.5M")
     edges: int = count(None, "edges of all relations")

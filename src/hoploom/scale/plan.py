@@ -147,10 +147,7 @@ class ScalePlan:
 
 
 def plan(question: Question, constants: Constants | None = None) -> ScalePlan:
-    """Return the plan for a question. Topology "auto" puts the whole topology on every host if memory allows.
-
-    >>> print(as_text(plan(Question(nodes=10**10, edges=10**12, hosts=64))))
-    """
+    """Return the plan for a question. Topology "auto" puts the whole topology on every host if memory allows."""
     constants = constants or default_constants()
     choices = {"auto": (True, False), "everywhere": (True,), "parts": (False,)}[question.topology]
     drafts = [ScalePlan(question, constants, everywhere or question.hosts == 1) for everywhere in choices]

@@ -128,10 +128,7 @@ class Store(Explored):
             self.deployment.close()
 
     def require_whole(self) -> None:
-        """Raise StoreError if a mapped file of this store can no longer be read. Its tensors might then show zeros.
-
-        The core checks its own reads; this check is for tensors that Python reads.
-        """
+        """Raise StoreError if a mapped file can no longer be read: tensors that Python reads might then show zeros."""
         if ops.any_damaged():  # one check per batch: a store may have thousands of parts
             for part in (*self.parts, *self.topology):
                 part.require_whole()
@@ -164,10 +161,7 @@ class Store(Explored):
         return ops.aggregate_tables(found, ids, edges.indptr, reduce)
 
     def in_degrees(self, key: RelationName, nodes: Tensor) -> Tensor:
-        """Return the number of in-edges of each node in a relation, without self-loops: [n] int64.
-
-        The edges must be on this host. If both ends have the same node type, the first call reads all edges once.
-        """
+        """Return each node's number of in-edges without self-loops: [n] int64. The first call may read all edges."""
         if not covers(self.schema, self.topology, key[2]):
             raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
         index = self.schema.relation_index[key]

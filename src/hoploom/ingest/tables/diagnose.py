@@ -60,10 +60,7 @@ def duplicate_ids(engine: Engine, source: TableSource, pairs: ir.Table) -> DataE
 
 
 def dangling(engine: Engine, source: TableSource, role: str, nodes: str, ends: ir.Table) -> DataError | None:
-    """Return the error about edges that begin or end at unknown ids; None if there are no such edges.
-
-    `role` says which end of the edges is unknown, source or destination; `ends` has the unknown ids.
-    """
+    """Return the error about edges whose ends of `role` (source, destination) are the unknown ids `ends`, if any."""
     (found,) = result_rows(engine, ends.aggregate(rows=ends.count()))
     if not found["rows"]:
         return None
@@ -118,10 +115,7 @@ def _at(source: TableSource, column: str, place: str | None, message: str) -> Da
 
 
 def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, skip: int = 0) -> tuple[int, str]:
-    """Return the number of distinct ids, and a text with a few of them, each with its file and row.
-
-    With skip=1, the row is the second one that has the id, for messages about repeated ids.
-    """
+    """Return the number of distinct ids, and a text of a few, each with its first place; with skip=1, its second."""
     distinct = ids.distinct()
     (count,) = result_rows(engine, distinct.aggregate(ids=distinct.count()))
     with naming_texts(source, column):

@@ -157,11 +157,7 @@ class _Draft:
         return None
 
     def add_edges(self, table: _Section) -> None:
-        """Add the relation of an edge table, or a note if the table is left out.
-
-        Its id columns are those with names in END_WORDS, else the first two named like ids, else the only two that can
-        hold ids.
-        """
+        """Add an edge table's relation, or a note: its ids are in END_WORDS, else named like ids, else the only two."""
         named = [name for name in table.id_typed if self.refers(name)]
         ends = _named_ends(table) or (named[:2] if len(named) > 1 else table.id_typed)
         if len(ends) != 2:

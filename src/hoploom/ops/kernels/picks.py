@@ -100,10 +100,7 @@ def locate(
     fanout, excluded, num_excluded, reach, starts, populations, counts, faults,
     REPLACE: tl.constexpr, LAST: tl.constexpr, WINDOW: tl.constexpr, BY_RANK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write each frontier node's list offset to `starts`, list length to `populations`, number of picks to `counts`.
-
-    If BY_RANK, offsets are ranks and lengths count edges that are not excluded.
-    """
+    """Write each frontier node's list offset, list length and number of picks; if BY_RANK, without excluded edges."""
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))

@@ -102,10 +102,7 @@ class DeviceNodeMap:
     def add(
         self, picks: DevicePicks, frontier: DeviceFrontier, local: Tensor, before: Tensor, after: Tensor, faults: Tensor
     ) -> None:
-        """Append new nodes, and write each pick's local id to `local`. `before`, `after`: the batch's sizes, [] int64.
-
-        A source out of range sets `faults` and gets an arbitrary id. A batch that is already too large does not grow.
-        """
+        """Append new nodes; write each pick's local id to `local`. `before`, `after`: the batch's sizes, [] int64."""
         assert before.data_ptr() != after.data_ptr()
         most = picks.span.most
         if most == 0:
@@ -181,10 +178,7 @@ def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_
 def claim_direct(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Enter each pick's number in slots[source], where the lowest value stays: a local id, or the first pick's number.
-
-    A pick's number is the batch's size + the pick's index. found[pick] gets `source`, or -1 if the pick is invalid.
-    """
+    """Enter each pick's number, the batch's size + its index, in slots[source], where the lowest value stays."""
     pick, source, live, _, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
