@@ -49,7 +49,7 @@ class Block:
     e_id: Tensor | Mapping[RelationName, Tensor | None] | None  # None if a frontier hook returned no positions
     num_sources: int | Mapping[str, int]
     num_destinations: int | Mapping[str, int]
-    data: Mapping[Any, Any] = field(default_factory=dict)  # edge tensors of a frontier hook, by name: [e, ...]
+    data: Mapping[Any, Any] = field(default_factory=dict)  # by name: [e, ...], fields of edges and a hook's tensors
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Block":
         """Return the block on another device."""

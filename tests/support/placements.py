@@ -207,11 +207,11 @@ NO_DEGREES = {"degrees": "in-degrees of 'node' are not in reach"}
 THREADS = {"num_workers": 2}
 THREE = ("uniform", "blocks", "links, binary")
 A_FEW = ("uniform", "node times", "blocks", "links, binary", "heterogeneous uniform")
-ON_DEVICE = (*A_FEW, "edge times", "disjoint", "degrees", "induced", "heterogeneous HGT")
+ON_DEVICE = (*A_FEW, "edge times", "disjoint", "degrees", "induced", "blocks, edge fields", "heterogeneous HGT")
 ONE_OF_EACH = (  # kind of sampling
     *("uniform", "all", "replace", "node times", "edge times", "disjoint", "induced", "blocks", "blocks, disjoint"),
     *("repeated seeds", "links, binary", "aggregated", "degrees", *HOOKS, "heterogeneous uniform"),
-    *("heterogeneous blocks", "heterogeneous HGT"),
+    *("heterogeneous blocks", "heterogeneous blocks, edge fields", "heterogeneous HGT"),
 )
 
 # In the quick suite every case meets threads, a restored loader, parts on disks, a budget, remote shards, a cache,

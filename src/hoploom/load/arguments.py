@@ -285,15 +285,11 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
     if isinstance(given, NeighborArguments):
         reduce, degrees = read_added(schema, sampling, given.aggregate, given.degrees), given.degrees
     fields = read_fields(schema, given.fields, graph.frames)
-    of_nodes = {name for node_type in schema.node_types for name in node_type.fields}
-    chosen = {} if fields is None or sampling.mode != "blocks" else fields
-    for relation in schema.relations:
-        for name in set(chosen.get(relation.key, ())) - of_nodes:
-            raise ConfigError(
-                f"fields names {name!r} of {relation.key}, but batches of mode='blocks' have no fields of edges; "
-                "leave it out, and gather it with store.features.gather by block.e_id"
-            )
     order, frames, deleted = graph.field_order, graph.frames, graph.deleted
+    for key, named in frames.items():
+        if fields is not None and sampling.mode == "blocks" and isinstance(key, tuple):
+            for name in set(named) & set(fields[key]):
+                raise ConfigError(f"fields names {name!r} of {key}, which is no tensor, and blocks have tensors only")
     return Assembler(graph.store, graph.template, order, False, reduce, degrees, fields, frames, deleted)
 
 

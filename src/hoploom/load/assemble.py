@@ -66,7 +66,7 @@ class Assembler:
             fields.setdefault(owner, {}).update(more)
         batch = copy.copy(self.template)
         if sampled.blocks:
-            batch.blocks = [_presented(block, schema, rows, i) for i, block in enumerate(sampled.blocks)]
+            batch.blocks = [self._presented(block, rows, i) for i, block in enumerate(sampled.blocks)]
             batch = of_blocks(batch)
         if schema.homogeneous:  # fields of nodes and edges are in one storage
             fields = {HOMOGENEOUS_TYPE: {name: value for values in fields.values() for name, value in values.items()}}
@@ -103,9 +103,15 @@ class Assembler:
         named: dict[tuple[TypeKey, str], Wanted] = {(want.owner, want.field): want for want in wanted}
         for index, block in enumerate(sampled.blocks):
             for relation in self.store.schema.relations:
-                positions = block.e_id[relation.key] if isinstance(block.e_id, Mapping) else None
-                if EDGE_ID in relation.fields and positions is not None:
-                    named[relation.key, f"{EDGE_ID}/{index}"] = Wanted(relation.key, EDGE_ID, positions)
+                positions = block.e_id[relation.key]  # type: ignore[index]
+                for name in self._chosen_of_blocks(relation):
+                    if positions is not None:
+                        named[relation.key, f"{name}/{index}"] = Wanted(relation.key, name, positions)
+                    elif name != EDGE_ID:
+                        raise ConfigError(
+                            f"fields names {name!r} of {relation.key}, and sample_frontier returned such edges without "
+                            "their positions; return these too, or leave the field out"
+                        )
         return named
 
     def _chosen(self, owner: NodeType | Relation) -> Sequence[str]:
@@ -115,6 +121,10 @@ class Assembler:
         key = owner.name if isinstance(owner, NodeType) else owner.key
         chosen = owner.fields if self.fields is None else self.fields[key]
         return tuple(n for n in owner.fields if n == EDGE_ID or (n in chosen and (key, n) not in self.deleted))
+
+    def _chosen_of_blocks(self, relation: Relation) -> Sequence[str]:
+        """Return the names of those fields of a relation that blocks have: those that `fields` names, and edge ids."""
+        return [name for name in self._chosen(relation) if self.fields is not None or name == EDGE_ID]
 
     def _aggregated(self, sampled: Sampled) -> dict[tuple[TypeKey, str], Tensor]:
         """Return, by relation, the features of layer one's source nodes, aggregated at each destination node."""
@@ -171,6 +181,20 @@ class Assembler:
         num_edges = None if sampled.num_edges is None else sampled.num_edges[index]
         return fields | self._set({"num_sampled_edges": num_edges})
 
+    def _presented(self, block: Block, rows: Mapping[tuple[TypeKey, str], Tensor], index: int) -> Block:
+        """Return a block with fields of its edges and the user's own edge ids; without dicts if homogeneous."""
+        e_id, data = dict(block.e_id), dict(block.data)  # type: ignore[arg-type]
+        for relation in self.store.schema.relations:
+            key, names = relation.key, self._chosen_of_blocks(relation)
+            found = {name: rows[key, f"{name}/{index}"] for name in names if (key, f"{name}/{index}") in rows}
+            e_id[key] = found.pop(EDGE_ID, e_id[key])
+            if found:
+                data[key] = found | data.get(key, {})  # data of a hook come first
+        if not self.store.schema.homogeneous:
+            return replace(block, e_id=e_id, data=data)
+        columns = (block.edge_index, e_id, block.num_sources, block.num_destinations, data or {"": {}})
+        return Block(*(next(iter(column.values())) for column in columns))  # type: ignore[union-attr, arg-type]
+
     def _framed(self, owner: TypeKey, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
         """Return the rows of `ids` in those fields of `owner` that are not in the store, such as TensorFrames."""
         if owner not in self.frames:
@@ -212,18 +236,6 @@ def _install(storage: Any, values: Mapping[str, Any], order: Sequence[str]) -> N
     ordered = {name: found[name] for name in (*order, *early, *ADDED) if name in found}
     mapping.clear()
     mapping.update((name, value) for name, value in ordered.items() if value is not None)
-
-
-def _presented(block: Block, schema: Schema, rows: Mapping[tuple[TypeKey, str], Tensor], index: int) -> Block:
-    """Return a block with the user's own edge ids; for a homogeneous graph, with tensors instead of dicts."""
-    e_id = {
-        key: rows.get((key, f"{EDGE_ID}/{index}"), positions)
-        for key, positions in block.e_id.items()  # type: ignore[union-attr]
-    }
-    if not schema.homogeneous:
-        return replace(block, e_id=e_id)
-    columns = (block.edge_index, e_id, block.num_sources, block.num_destinations, block.data or {"": {}})
-    return Block(*(next(iter(column.values())) for column in columns))  # type: ignore[union-attr, arg-type]
 
 
 NO_EDGES = (

@@ -36,7 +36,8 @@ class NeighborLoader(Loader):
     - `locality=[[0], [1]]`: seeds go to the ranks that hold their part, as far as equal batches allow; `True`: the
       parts of every rank are those that `hoploom.open` found
     - `look_ahead`: fetch the remote rows of this many steps together, each row once
-    - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have only these fields, and ids; `[]`: no fields
+    - `fields=["x"]`, `fields={"paper": ["x", "y"]}`: batches have only these fields, and ids; `[]`: no fields.
+      Blocks have only those fields of edges that are named here, in `block.data`
     - `device`: where batches arrive, copied on a side stream; batches of a placed store are made on its device
     - `mode="blocks"`: message-flow blocks; `sample_frontier(layer, graph, seeds)` chooses the edges of each layer
     - `time_window`, `strictly_before`: edges that are too old, or as new as the seed, are not sampled

@@ -1,5 +1,6 @@
 """fields=: which rows a batch gathers, and which it leaves to the user."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,9 +97,42 @@ def test_glts_names_lead_to_ours(store: Store, given: dict[str, Any], way_out: s
 
 
 @pytest.mark.parametrize("fields", [["x", "edge_attr"], {("node", "to", "node"): ["edge_attr"]}])
-def test_blocks_have_no_fields_of_edges(fields: Any) -> None:
-    said = r"fields names 'edge_attr' of \('node', 'to', 'node'\), .*mode='blocks'.*block.e_id"
-    with pytest.raises(ConfigError, match=said):
-        NeighborLoader(ring(8), [2], mode="blocks", fields=fields)
-    assert "edge_attr" in next(iter(NeighborLoader(ring(8), [2], fields=fields)))
-    assert "x" in next(iter(NeighborLoader(ring(8), [2], mode="blocks", fields=["x"])))
+@pytest.mark.parametrize("hook", [None, lambda layer, graph, seeds: graph.in_edges(seeds)])
+def test_blocks_have_the_fields_of_edges_that_are_named(fields: Any, hook: Any) -> None:
+    options = {"sample_frontier": hook, "batch_size": 3, "mode": "blocks"}
+    for batch in NeighborLoader(ring(8), [2, 1], fields=fields, **options):
+        assert ("x" in batch) is isinstance(fields, list)
+        for block in batch.blocks:
+            assert torch.equal(block.data["edge_attr"].view(-1), block.e_id.float())
+    for fields in (None, ["x"]):
+        assert all(
+            not block.data for block in next(iter(NeighborLoader(ring(8), [2], fields=fields, **options))).blocks
+        )
+
+
+def test_blocks_of_several_types_have_fields_by_relation() -> None:
+    fields = {WRITES: ["weight"], ("paper", "cites", "paper"): ["weight", "edge_attr"]}
+    for batch in NeighborLoader(library(), [2, 2], ("paper", None), batch_size=4, mode="blocks", fields=fields):
+        for block in batch.blocks:
+            assert {key: tuple(sorted(data)) for key, data in block.data.items()} == {
+                key: tuple(sorted(names)) for key, names in fields.items()
+            }
+            for key, data in block.data.items():
+                assert all(torch.equal(rows, block.e_id[key].float()) for rows in data.values())
+
+
+def test_a_hooks_data_comes_before_a_field_of_its_name_and_edges_without_positions_have_no_fields() -> None:
+    def twos(layer: int, graph: Any, seeds: Any) -> Any:
+        found = graph.in_edges(seeds)
+        return hoploom.Edges(
+            found.sources, found.destinations, found.positions, {"weight": torch.full((len(seeds) * 2,), 2)}
+        )
+
+    data = ring(8)
+    data.weight = torch.ones(16)
+    options = {"mode": "blocks", "batch_size": 4, "fields": ["weight"]}
+    (block,) = next(iter(NeighborLoader(data, [2], sample_frontier=twos, **options))).blocks
+    assert block.data["weight"].tolist() == [2] * 8
+    bare = lambda *given: replace(twos(*given), positions=None)  # noqa: E731
+    with pytest.raises(ConfigError, match=r"fields names 'weight' of .*sample_frontier returned such edges without"):
+        next(iter(NeighborLoader(data, [2], sample_frontier=bare, **options)))
