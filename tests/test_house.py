@@ -37,8 +37,8 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "store": 4195,
     "sample": 1535,
     "ranks": 2000,
-    "load": 3230,
-    "nn": 1570,
+    "load": 3235,
+    "nn": 1600,
     "serve": 4270,
     "train": 4860,
     "gpu": 2650,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1765,
 }
-BUDGET, MOST_FILES = 46_020, 230
+BUDGET, MOST_FILES = 46_055, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -2,14 +2,15 @@
 
 A view has the edges that one layer reads, whether the batch has blocks, a sampled subgraph or a whole graph. A
 convolution has two halves: `project` maps the row of each source, and `propagate` aggregates these rows by destination.
-No messages are stored. There are no edge features; sums and means take edge weights. torch.compile skips aggregation.
+No messages are stored. A view's edges have the features and weights that the model reads. torch.compile skips
+aggregation.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -29,6 +30,17 @@ Aggr = Literal["sum", "add", "mean", "max"]
 REDUCES: dict[str, ops.Reduce] = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max"}  # by PyG's `aggr`
 EDGE_WEIGHT = "weight"  # the name of the edge data, from a frontier hook, that layers take as weights
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class ReadEdges(NamedTuple):
+    """The names of the edge fields that a model reads."""
+
+    features: Sequence[str] = ()
+    weights: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.features, *([] if self.weights is None else [self.weights])]
 
 
 @dataclass(frozen=True)
@@ -54,26 +66,36 @@ def by_relation(batch: Data | HeteroData, name: str) -> dict[RelationName, Any]:
     return {key: batch[key][name] for key in batch.edge_types if name in batch[key]}
 
 
-def views_of(batch: Data | HeteroData, num_layers: int) -> list[LayerView]:
+def views_of(
+    batch: Data | HeteroData, num_layers: int, features: Sequence[str] = (), weights: str | None = None
+) -> list[LayerView]:
     """Return a view of the batch's edges for each layer, the input layer first.
 
-    >>> for view in views_of(batch, 3): ...
+    The edges have those of the edge fields `features` that their relation has, side by side, and the field `weights`.
+
+    >>> for view in views_of(batch, 3, ["edge_attr"]): ...
     """
     edge_index, counts = by_relation(batch, "edge_index"), by_type(batch, "num_sampled_nodes")
+    data, read = dict[RelationName, dict[str, Tensor]](), ReadEdges(features, weights)
+    for name in read.names:
+        for key, rows in by_relation(batch, name).items():
+            data.setdefault(key, {})[name] = rows
     if "views" in batch:  # set by the maker of a padded batch
         views = list(one_per_layer(batch.views, num_layers))
     elif "blocks" in batch:
-        views = [_of_block(block) for block in one_per_layer(batch.blocks, num_layers)]
+        read = read._replace(weights=weights or EDGE_WEIGHT)
+        views = [_of_block(block, read) for block in one_per_layer(batch.blocks, num_layers)]
     elif counts:
         one_per_layer(next(iter(counts.values()))[1:], num_layers)
         running = {name: list(accumulate(map(int, hops))) for name, hops in counts.items()}
-        views = _of_subgraph(edge_index, running, num_layers)
+        totals = {name: own[-1] for name, own in running.items()}
+        views = _of_subgraph(_grouped(read, edge_index, totals, totals, data), running, num_layers)
     else:
         nodes = (
             {HOMOGENEOUS_TYPE: batch} if isinstance(batch, Data) else {name: batch[name] for name in batch.node_types}
         )
         num_nodes = {name: int(storage.num_nodes or 0) for name, storage in nodes.items()}
-        return [LayerView(_grouped(edge_index, num_nodes, num_nodes), num_nodes, num_nodes)] * num_layers
+        return [LayerView(_grouped(read, edge_index, num_nodes, num_nodes, data), num_nodes, num_nodes)] * num_layers
     degrees = batch.in_degree if isinstance(batch, Data) and "in_degree" in batch else None
     if degrees is None:
         return views
@@ -94,42 +116,49 @@ def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
 
 
 def _grouped(
-    edge_index: Mapping[RelationName, Any], num_sources: Mapping[str, int], num_destinations: Mapping[str, int]
+    read: ReadEdges,
+    edge_index: Mapping[RelationName, Any],
+    num_sources: Mapping[str, int],
+    num_destinations: Mapping[str, int],
+    data: Mapping[RelationName, Mapping[str, Tensor]],
 ) -> dict[RelationName, InEdges]:
-    return {key: InEdges.of(index, num_sources[key[0]], num_destinations[key[2]]) for key, index in edge_index.items()}
+    edges = {key: InEdges.of(own, num_sources[key[0]], num_destinations[key[2]]) for key, own in edge_index.items()}
+    return {key: with_fields(own, data.get(key, {}), *read) for key, own in edges.items()}
 
 
-def _of_block(block: Block) -> LayerView:
-    if isinstance(block.edge_index, Mapping):
-        sources, destinations = block.num_sources, block.num_destinations
-        grouped = _grouped(block.edge_index, sources, destinations)  # type: ignore[arg-type]
-        for key, data in block.data.items():
-            grouped[key] = _weighted(grouped[key], data)
-        return LayerView(grouped, sources, destinations)  # type: ignore[arg-type]
-    edges = InEdges.of(block.edge_index, block.num_sources, block.num_destinations)  # type: ignore[arg-type]
-    edges = _weighted(edges, block.data)
-    counts = {HOMOGENEOUS_TYPE: edges.num_sources}, {HOMOGENEOUS_TYPE: edges.num_destinations}
-    return LayerView({HOMOGENEOUS_RELATION: edges}, *counts)
+def with_fields(edges: InEdges, fields: Mapping[str, Tensor], features: Sequence[str], weights: str | None) -> InEdges:
+    """Return the edges with those of `fields` that are named: features, side by side, and weights, as floats."""
+    columns = [_floats(fields[name]) for name in features if name in fields]
+    if columns:
+        rows = [own if own.dim() == 2 else own.reshape(len(own), math.prod(own.shape[1:])) for own in columns]
+        edges = edges.with_features(torch.cat(rows, dim=1) if len(rows) > 1 else rows[0])
+    return edges if weights is None or weights not in fields else edges.weighted(_floats(fields[weights]))
 
 
-def _weighted(edges: InEdges, data: Mapping[str, Tensor]) -> InEdges:
-    return edges.weighted(data[EDGE_WEIGHT]) if EDGE_WEIGHT in data else edges
+def _floats(field: Tensor) -> Tensor:
+    return field if field.is_floating_point() else field.to(torch.float32)
+
+
+def _of_block(block: Block, read: ReadEdges) -> LayerView:
+    given: list[Any] = [block.edge_index, block.num_sources, block.num_destinations, block.data]
+    if not isinstance(block.edge_index, Mapping):
+        owners = HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION
+        given = [{owner: value} for owner, value in zip(owners, given, strict=True)]
+    return LayerView(_grouped(read, *given), given[1], given[2])
 
 
 def _of_subgraph(
-    edge_index: Mapping[RelationName, Tensor], running: Mapping[str, list[int]], num_layers: int
+    grouped: Mapping[RelationName, InEdges], running: Mapping[str, list[int]], num_layers: int
 ) -> list[LayerView]:
-    """Return one view per layer of a sampled subgraph.
+    """Return one view per layer of a sampled subgraph, whose edges are grouped by destination once.
 
-    Edges are grouped by destination once. Each layer takes the edges to its destinations, which are the first nodes.
+    Each layer takes the edges to its destinations, which are the first nodes.
     `running` has, by node type, the number of nodes within 0, 1, ... hops.
     """
     within = [
         {name: counts[min(hops, len(counts) - 1)] for name, counts in running.items()}
         for hops in range(num_layers, -1, -1)
     ]
-    totals = {name: counts[-1] for name, counts in running.items()}
-    grouped = _grouped(edge_index, totals, totals)
     views = []
     for sources, destinations in pairwise(within):
         edges = {key: one.head(destinations[key[2]], sources[key[0]]) for key, one in grouped.items()}

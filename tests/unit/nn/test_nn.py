@@ -285,6 +285,40 @@ def test_a_layer_gets_only_what_later_layers_see() -> None:
     assert [view.edges[key].num_sources for view in views] == [sum(nodes), sum(nodes[:3]), sum(nodes[:2])]
 
 
+def _with_edge_data(data: Any) -> Any:
+    """The graph whose edges tell their ends: `stars` is 100 * source, `age` [n, 2] the destination and twice it.
+
+    Weights are the sum of the ends.
+    """
+    for storage in data.edge_stores:
+        source, destination = storage.edge_index
+        storage.stars, storage.age = 100 * source, torch.stack([destination, 2 * destination], dim=1).to(torch.float16)
+        storage.cost = (source + destination).double()
+    return data
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "blocks"}, {"disjoint": True}, {"subgraph_type": "induced"}, None])
+@pytest.mark.parametrize("graph", ["random", "library"])
+def test_each_layers_edges_have_their_own_data(options: dict[str, Any] | None, graph: str) -> None:
+    data = _with_edge_data(random_graph(60, 500, 1) if graph == "random" else library())
+    hetero = {} if graph == "random" else {"input_nodes": ("paper", None)}
+    loader = NeighborLoader(data, [3, 2], batch_size=7, fields=["stars", "age", "cost"], **hetero, **(options or {}))
+    for batch in [data] if options is None else loader:
+        for view in views_of(batch, 2, ["stars", "age"], "cost"):
+            assert sum(edges.num_edges for edges in view.edges.values())
+            for key, edges in view.edges.items():
+                nodes = {name: getattr(own, "n_id", torch.arange(own.num_nodes)) for name, own in _node_stores(batch)}
+                sources, destinations = nodes[key[0]][edges.sources.long()], nodes[key[2]][edges.destinations]
+                ends = torch.stack([100 * sources, destinations, 2 * destinations], dim=1).view(-1, 3)
+                assert torch.equal(edges.features, ends.float())
+                assert torch.equal(edges.weights, (sources + destinations).double())
+    assert all(edges.features is edges.weights is None for view in views_of(batch, 2) for edges in view.edges.values())
+
+
+def _node_stores(batch: Any) -> list[tuple[str, Any]]:
+    return [("node", batch)] if isinstance(batch, Data) else [(name, batch[name]) for name in batch.node_types]
+
+
 def test_mixed_precision_runs_forward_and_backward() -> None:
     data = random_graph(60, 400, 1)
     data.x = torch.randn(60, 8)
