@@ -31,12 +31,12 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 690,
+    "": 775,
     "config": 795,
     "ops": 3640,
     "store": 4195,
     "sample": 1535,
-    "ranks": 2000,
+    "ranks": 1915,
     "load": 3235,
     "nn": 1600,
     "serve": 4270,

@@ -1,25 +1,31 @@
-"""Helpers for the whole process: closing objects, missing libraries, garbage collection, limits on cores and memory.
+"""Helpers for the whole process: closing objects, missing libraries, garbage collection, limits, signals.
 
-Limits come from the host and from control groups, version 1 or 2. A group is also bounded by
-its parents. If no group can be read, the limits of the host apply.
+Limits come from the host and from control groups, version 1 or 2, which are also bounded by their parents. If no group
+can be read, the limits of the host apply. Signal handlers are set only in the main thread. If a process ignores SIGINT
+from its start, as a shell's background jobs do, only SIGTERM stops it.
 """
 
 import atexit
+import ctypes
 import gc
 import os
 import platform
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Self
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 MEMBERSHIP, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -174,3 +180,80 @@ def _kilobytes(path: str, name: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EndTimeouts:
+    """The seconds that processes get to end by themselves before they are stopped or killed."""
+
+    after_failure: float = 5.0  # after another process failed
+    after_interrupt: float = 30.0  # to write a checkpoint, say; a second Ctrl-C ends them
+    after_terminate: float = 3.0  # between SIGTERM and SIGKILL
+
+
+def killed_by(number: int) -> str:
+    """Return a phrase such as "was killed by SIGTERM" for signal `number`, with a hint for SIGKILL."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Set `handler` for SIGTERM, and for SIGINT unless it is ignored; return the previous handlers, for `put_back`."""
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        numbers.append(signal.SIGINT)
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def put_back(handlers: Mapping[int, Any]) -> None:
+    """Install the handlers that `take_over` returned."""
+    for number, handler in handlers.items():
+        if handler is not None:  # None: the handler was not set in Python, which cannot set it
+            signal.signal(number, handler)
+
+
+class StopRequests:
+    """A context manager in which SIGINT and SIGTERM set `stop_requested`; a second SIGINT raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.stop_requested = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequests":
+        if threading.current_thread() is threading.main_thread():
+            self._before = take_over(self._ask)
+        return self
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stop_requested = True
+
+    def __exit__(self, *raised: object) -> None:
+        put_back(self._before)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """A context manager in which SIGTERM raises KeyboardInterrupt, unless the script handles or ignores it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def die_with(parent: int) -> None:
+    """Make Linux kill this process when its parent process `parent` dies. Other systems cannot do this."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before the call
+        os._exit(1)

@@ -19,8 +19,8 @@ from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ops import deadline
 from hoploom.ops.deadline import idle, reached
 from hoploom.ranks.context import Context, init
-from hoploom.ranks.environment import StopRequests
 from hoploom.store import Store
+from hoploom.system import StopRequests
 from hoploom.train.step import Stepper, Training, _HostScalar
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

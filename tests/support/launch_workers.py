@@ -84,7 +84,7 @@ def launch(plan: dict[str, Any], folder: Path) -> int:
     from hoploom.deploy.guarded import Executor
     from hoploom.deploy.launch import Launch
     from hoploom.deploy.ssh import Ssh
-    from hoploom.ranks.environment import EndTimeouts
+    from hoploom.system import EndTimeouts
 
     python, working_folder = plan.get("python", sys.executable), plan.get("working_folder", str(folder))
     planned = []

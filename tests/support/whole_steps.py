@@ -11,7 +11,7 @@ from hoploom import NeighborLoader, Store
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.nn import GNN, Shape
 from hoploom.ranks.context import init
-from hoploom.ranks.environment import StopRequests
+from hoploom.system import StopRequests
 from hoploom.train.step import Learner, Stepper, Training
 from hoploom.train.tasks import NodeClassification
 from support.device_loaders import placed

@@ -11,13 +11,12 @@ from hoploom.cli import Arguments, fanouts_or_none, seeds_of
 from hoploom.config.values import parse_bytes, read_addresses, split_address
 from hoploom.errors import ConfigError
 from hoploom.ranks import environment
-from hoploom.ranks.environment import put_back, take_over
 from hoploom.serve import SERVING, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
 from hoploom.store.format import read_manifest
 from hoploom.store.row_cache import read_size
 from hoploom.store.store import held_parts
-from hoploom.system import needs
+from hoploom.system import needs, put_back, take_over
 
 with needs("cluster"):
     from hoploom.serve.graph_server import BatchOptions, GraphServer

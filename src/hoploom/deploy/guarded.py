@@ -20,8 +20,8 @@ from typing import IO, Literal, NamedTuple
 from hoploom.deploy import guard
 from hoploom.deploy.cluster_file import Process
 from hoploom.errors import ConfigError
-from hoploom.ranks.environment import killed_by
 from hoploom.serve import Ready
+from hoploom.system import killed_by
 
 LOST_CONNECTION = 255  # ssh's exit code for its own errors
 CONSEQUENCES = ("PeerError", "no sign of life came from", "hoploom: interrupted")  # after another's failure

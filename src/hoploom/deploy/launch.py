@@ -32,8 +32,8 @@ from hoploom.deploy.guarded import (
 from hoploom.deploy.programs import processes
 from hoploom.deploy.ssh import Ssh
 from hoploom.errors import ConfigError
-from hoploom.ranks.environment import LOOPBACK, EndTimeouts, put_back, take_over
-from hoploom.system import Closing
+from hoploom.ranks.environment import LOOPBACK
+from hoploom.system import Closing, EndTimeouts, put_back, take_over
 
 INTERRUPTED = 128  # plus the signal's number: an exit code
 SERVE_DEADLINE = 300.0  # seconds until all servers are ready

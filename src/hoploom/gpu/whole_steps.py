@@ -31,9 +31,9 @@ from hoploom.nn import GNN, LayerView
 from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
 from hoploom.ranks.context import Context, unwrap
-from hoploom.ranks.environment import StopRequests
 from hoploom.schema import FEATURES, RelationName
 from hoploom.store import Wanted
+from hoploom.system import StopRequests
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, StepResult, Training, mixed
 from hoploom.train.tasks import NodeTask

@@ -1,23 +1,15 @@
-"""The surroundings of this process: environment variables, which only this module reads and sets, and signals.
+"""Environment variables, which only this module reads and sets.
 
 The rank is read from torchrun's variables, else from a Slurm step's; without either, this is the only process. If only
 some variables are set, this is an error: otherwise, eight processes might each train alone.
-
-Signal handlers are set only in the main thread. If a process ignores SIGINT from its start, as a shell's background
-jobs do, only SIGTERM stops it.
 """
 
-import ctypes
 import os
 import re
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
 from hoploom.errors import ConfigError
 from hoploom.system import num_cores
@@ -33,7 +25,6 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK_INTERFACES = ("lo", "lo0")
 QUIET, RUN_TOKEN = "HOPLOOM_QUIET", "HOPLOOM_RUN_TOKEN"
 LOOPBACK = "127.0.0.1"
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 FIRST_PORT, NUM_PORTS = 15000, 15000  # for Slurm's jobs and steps: below the ports that systems assign
 
 
@@ -299,77 +290,3 @@ def wants_colour(is_terminal: bool, variables: Variables = os.environ) -> bool:
     if variables.get("NO_COLOR"):
         return False
     return bool(variables.get("FORCE_COLOR")) or (is_terminal and variables.get("TERM") != "dumb")
-
-
-@dataclass(frozen=True)
-class EndTimeouts:
-    """The seconds that processes get to end by themselves before they are stopped or killed."""
-
-    after_failure: float = 5.0  # after another process failed
-    after_interrupt: float = 30.0  # to write a checkpoint, say; a second Ctrl-C ends them
-    after_terminate: float = 3.0  # between SIGTERM and SIGKILL
-
-
-def killed_by(number: int) -> str:
-    """Return a phrase such as "was killed by SIGTERM" for signal `number`, with a hint for SIGKILL."""
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    hint = "; the kernel does that when memory runs out: see dmesg" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
-
-
-def take_over(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Set `handler` for SIGTERM, and for SIGINT unless it is ignored; return the previous handlers, for `put_back`."""
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        numbers.append(signal.SIGINT)
-    return {number: signal.signal(number, handler) for number in numbers}
-
-
-def put_back(handlers: Mapping[int, Any]) -> None:
-    """Install the handlers that `take_over` returned."""
-    for number, handler in handlers.items():
-        if handler is not None:  # None: the handler was not set in Python, which cannot set it
-            signal.signal(number, handler)
-
-
-class StopRequests:
-    """A context manager in which SIGINT and SIGTERM set `stop_requested`; a second SIGINT raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.stop_requested = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopRequests":
-        if threading.current_thread() is threading.main_thread():
-            self._before = take_over(self._ask)
-        return self
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.stop_requested = True
-
-    def __exit__(self, *raised: object) -> None:
-        put_back(self._before)
-
-
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """A context manager in which SIGTERM raises KeyboardInterrupt, unless the script handles or ignores it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def die_with(parent: int) -> None:
-    """Make Linux kill this process when its parent process `parent` dies. Other systems cannot do this."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
-        os._exit(1)

@@ -27,9 +27,9 @@ from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, PeerError, TrainError
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, init, read_timeout
-from hoploom.ranks.environment import EndTimeouts, RankInfo, die_with, killed_by, terminated_as_interrupted
+from hoploom.ranks.environment import RankInfo
 from hoploom.ranks.rendezvous import hold_local_store
-from hoploom.system import keep_imports
+from hoploom.system import EndTimeouts, die_with, keep_imports, killed_by, terminated_as_interrupted
 
 LONGEST_TRACEBACK = 20_000  # characters
 REAP_TIMEOUT = 3.0  # seconds for the kernel to end a killed process

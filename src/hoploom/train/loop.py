@@ -25,7 +25,7 @@ from hoploom.load.loader import Loader
 from hoploom.nn import GNN
 from hoploom.ranks.agreement import difference_of
 from hoploom.ranks.context import Context, gather_json, unwrap
-from hoploom.ranks.environment import StopRequests
+from hoploom.system import StopRequests
 from hoploom.train.batch_adapter import adapted, check_outputs, without_ddp
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.journal import Journal, machine_of

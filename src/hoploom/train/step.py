@@ -26,7 +26,7 @@ from hoploom.nn.embedding import Embedding
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.agreement import detector_here
 from hoploom.ranks.context import Context
-from hoploom.ranks.environment import StopRequests
+from hoploom.system import StopRequests
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.checkpoint import MINUTES, Checkpoint, Stateful, last_good, learned_parts
 from hoploom.train.tasks import Mode, Task

@@ -12,7 +12,7 @@ from support.whole_steps import BATCH, NUM_TRAIN, eager, homogeneous_learner, li
 from hoploom.gpu.cuda_graph import WARM_UP, Recording, WorkStream
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ranks.context import init
-from hoploom.ranks.environment import StopRequests
+from hoploom.system import StopRequests
 from hoploom.train.loop import fit
 from hoploom.train.step import Training
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from hoploom import ConfigError, PeerError, StoreError, TrainError
 from hoploom.ranks.context import Context
-from hoploom.ranks.environment import EndTimeouts, StopRequests, put_back, terminated_as_interrupted
 from hoploom.ranks.spawn import _rebuild, spawn
+from hoploom.system import EndTimeouts, StopRequests, put_back, terminated_as_interrupted
 
 FEATURES = torch.linspace(-1, 1, 11 * 4).reshape(11, 4)  # eleven seeds: six for rank 0, five for rank 1
 LABELS = torch.arange(11) % 3
