@@ -34,7 +34,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
     "config": 795,
     "ops": 3640,
-    "store": 4195,
+    "store": 4220,
     "sample": 1535,
     "ranks": 1915,
     "load": 3235,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1765,
 }
-BUDGET, MOST_FILES = 46_055, 230
+BUDGET, MOST_FILES = 46_080, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

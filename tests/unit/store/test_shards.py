@@ -138,6 +138,20 @@ def test_in_degrees_need_the_topology_alone(ring_store: Store) -> None:
     assert_raises(ConfigError, "not in reach", lambda: spread(ring_store, 3, here=[0]).in_degrees(key, nodes))
 
 
+def test_the_histogram_of_degrees_is_that_of_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = torch.tensor([[0, 1, 2, 3, 4, 4, 5], [2, 2, 2, 5, 5, 4, 9]])  # 2 has three, 5 two, 4 (a loop) and 9 one
+    store = hoploom.from_tensors({"x": torch.zeros(10, 1)}, ends)
+    save_in_parts(store, tmp_path / "parts", 3)
+    monkeypatch.setattr("hoploom.store.store.NODES_AT_ONCE", 2)
+    whole_topology = hoploom.open(tmp_path / "parts", parts=[1], topology="all")
+    for one in (store, hoploom.open(tmp_path / "parts"), whole_topology):
+        assert one.degree_histogram(("node", "to", "node")).tolist() == [6, 2, 1, 1]
+    with pytest.raises(ConfigError, match="not in reach"):
+        hoploom.open(tmp_path / "parts", parts=[1]).degree_histogram(("node", "to", "node"))
+    with pytest.raises(ConfigError, match="unknown relation"):
+        store.degree_histogram(("node", "likes", "node"))
+
+
 def test_topology_that_a_job_has_no_memory_for_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_in_parts(hoploom.from_pyg(ring(12)), tmp_path / "ring", 2)
     assert topology_fits(tmp_path / "ring")
