@@ -124,6 +124,14 @@ class SharedFolder:
     scratch: Path
     context: Context
 
+    def rows_of_all(self, name: str, first: int, rows: Tensor, count: int) -> Tensor:
+        """Return `count` rows of all ranks; this rank gives those from number `first` on. They are in a file `name`."""
+        shape = count, *rows.shape[1:]
+        with self.together(f"writing {name}"), RowFile(self.scratch / f"{name}.rows", shape, rows.dtype) as file:
+            file.write(first, rows)
+            file.sync()
+        return file.read()
+
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """Run this block on all ranks and wait until all have finished it; raise one rank's error on all of them."""

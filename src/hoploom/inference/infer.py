@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -136,6 +137,8 @@ def infer(
                     )
         context.sync_buffers(module)
         folder = stack.enter_context(shared_folder(target, scratch, context))
+        for number, learned in enumerate(store.learned):
+            stack.enter_context(learned.whole(partial(folder.rows_of_all, f"learned-{number}")))
         shown = progress or stack.enter_context(_bar(context, "rows" if isinstance(module, GNN) else "batches"))
         if not isinstance(module, GNN):
             results = _in_batches(module, loaders, inference.task, folder, shown)

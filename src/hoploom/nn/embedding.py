@@ -1,13 +1,17 @@
 """Learned rows of nodes: looked up with gradients, and updated sparsely by rules that keep their state beside each row.
 
-The rows of a type are divided over the ranks by id. The ranks of a host map the same memory, so a look-up is a copy,
-whoever owns a row. In `step`, each gradient goes to the rank that owns its row. This rank adds up all gradients of a
-row, in the order of ranks and look-ups, and changes the row once.
+The rows of a type are divided over the ranks by id. The ranks of a host map the same memory, which holds the rows of
+these ranks, so a look-up is a copy. On several hosts, all ranks look rows up together, and the owners send those of
+other hosts. In `step`, each gradient goes to the rank that owns its row. This rank adds up all gradients of a row, in
+the order of ranks and look-ups, and changes the row once.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -57,7 +61,8 @@ class Embedding:
       They depend on `seed`, the type and the node's original id: a grown graph keeps the rows of its old nodes.
     - `join`: how the rows join features that the type has already: "cat", after them, or "add".
     - `warm_start`: a file of `export`, whose rows its nodes begin with; the optimizer's state begins anew.
-    - `context`: what `hoploom.init()` returned, if there are several ranks. All ranks then call `step` together.
+    - `context`: what `hoploom.init()` returned, if there are several ranks. All ranks then call `step` together. On
+      several hosts, they also look rows up together: in batches of a loader of all ranks, or as many times by hand.
     - `folder`: a folder on a disk, for rows that do not fit in memory.
     """
 
@@ -94,7 +99,11 @@ class Embedding:
         self.seed = as_int("seed", seed, 0, "give a number of at least 0")
         self._normal, self._spread = init == "normal", 1.0 if init == "normal" else self.dim**-0.5
         self._context = _own_context(context)
-        num_bytes = self._of.num_nodes * (self.dim * DTYPES[dtype].itemsize + 4 * self.rule.state_width(self.dim))
+        count, ranks = self._of.num_nodes, self._context
+        hosts = gather_json(ranks, ranks.rank_info.host)  # by rank
+        held = {r: self.range_of(r, len(hosts)) for r, host in enumerate(hosts) if host == hosts[ranks.rank]}
+        row_bytes = self.dim * DTYPES[dtype].itemsize + 4 * self.rule.state_width(self.dim)
+        num_bytes = sum(map(len, held.values())) * row_bytes
         place = None if folder is None else Path(folder)
         if place is None:
             limit = None if store.budget is None else store.budget.num_bytes
@@ -102,13 +111,13 @@ class Embedding:
                 wanted = f"{as_bytes(num_bytes)}, more than the store's memory of {as_bytes(limit)}"
                 raise ConfigError(f"the learned rows of {self.node_type!r} take {wanted}; {WAYS_OUT}")
             require_memory(num_bytes, f"the learned rows of {self.node_type!r} take", WAYS_OUT)
-        count, ranks = self._of.num_nodes, self._context
         settings = {"rows of": self.node_type, "num_nodes": count, "dim": dim, "dtype": dtype, "optimizer": optimizer}
         settings |= {"lr": lr, "init": init, "seed": seed, "join": join}
         if others := [each for each in gather_json(ranks, settings) if each != settings]:
             raise ConfigError(f"this rank learns rows with {settings}, and another with {others[0]}; give all the same")
-        self.rows = shared_zeros((count, self.dim), DTYPES[dtype], ranks, place)  # of all nodes, of every rank
-        self.state = shared_zeros((count, self.rule.state_width(self.dim)), torch.float32, ranks, place)
+        self.rows = shared_zeros((count, self.dim), DTYPES[dtype], ranks, held, place)  # zeros for ranks of other hosts
+        self.state = shared_zeros((count, self.rule.state_width(self.dim)), torch.float32, ranks, held, place)
+        self._far = sorted({*range(len(hosts))} - held.keys())  # ranks of other hosts
         self._bounds = torch.tensor(
             [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
         )
@@ -140,13 +149,17 @@ class Embedding:
     def __call__(self, ids: Tensor) -> Tensor:
         """Return the rows of nodes given by their ids in the store: [*ids.shape, dim] float32, on the device of `ids`.
 
-        Gradients of the rows are kept for `step`.
+        Gradients of the rows are kept for `step`. If there are several hosts, all ranks call this as many times, some
+        perhaps with no ids.
         """
         found: Tensor = _LookUp.apply(self._anchor, self, ids)  # type: ignore[no-untyped-call]
         return found
 
     def read(self, ids: Tensor) -> Tensor:
         """Return the rows of the nodes `ids` ([n] int64) without gradients: [n, dim] float32."""
+        if self._far:
+            way_out = "call the Embedding itself on all ranks, under torch.no_grad(), or export the rows"
+            raise ConfigError(f"learned rows of {self.node_type!r} are on several hosts; {way_out}")
         return ops.look_up_rows(self.rows, ids)
 
     def attach(self, batch: Any) -> None:
@@ -154,6 +167,10 @@ class Embedding:
         storage = batch[self.node_type] if hasattr(batch, "node_types") else batch
         rows = self(storage.n_id)
         storage.x = rows if self.join is None else joined_rows(storage.x, rows, self.join)
+
+    def attach_nothing(self) -> None:
+        """Call this if other ranks attach rows to a batch, and this rank has none: it sends them its rows."""
+        self._read(torch.empty(0, dtype=torch.int64))
 
     def step(self, scale: float = 1.0) -> None:
         """Update all rows that got gradients since the last call. All ranks call this, also without gradients.
@@ -177,9 +194,28 @@ class Embedding:
 
     def export(self, path: str | Path) -> None:
         """Write all rows to a Parquet file, with your ids: `hoploom build` reads it as features. All ranks call."""
+        wanted = slice(None) if self._context.is_main else slice(0)
+        pieces = ((ids, self._read(ids[wanted])) for ids in _pieces(range(self._of.num_nodes)))
         with all_or_none(self._context, f"writing {path}"):
-            if self._context.is_main:
-                write_rows(Path(path), self.store.ids(self.node_type), self.rows)
+            try:
+                if self._context.is_main:
+                    write_rows(Path(path), self.store.ids(self.node_type), self.dim, pieces)
+            finally:
+                deque(pieces, maxlen=0)  # the other ranks send rows of other hosts
+
+    @contextmanager
+    def whole(self, share: Callable[[int, Tensor, int], Tensor]) -> Iterator[None]:
+        """Read rows of other hosts in this block, from the tensor that `share` returns. All ranks call.
+
+        `share(first, rows, count)` gets the id of this rank's first row, its rows, and the number of all rows.
+        """
+        before = self.rows, self._far
+        if self._far:
+            self.rows, self._far = share(self._own.start, self.rows[self._held], self._of.num_nodes), []
+        try:
+            yield
+        finally:
+            self.rows, self._far = before
 
     def zero_grad(self) -> None:
         """Forget the gradients since the last step."""
@@ -229,6 +265,20 @@ class Embedding:
             rows = self.rows[int(ids[0]) : int(ids[-1]) + 1]
             ops.draw_rows(rows, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self._spread)
 
+    def _read(self, ids: Tensor) -> Tensor:
+        """Return the rows of the nodes `ids` ([n] int64): [n, dim] float32. Ranks of several hosts call together."""
+        if not self._far:
+            return ops.look_up_rows(self.rows, ids)
+        routed = ops.route(ids, self._bounds)
+        asked = ops.joined([routed[rank] for rank in self._far])
+        here = ops.joined([places for rank, places in enumerate(routed) if rank not in self._far])
+        counts = [places.numel() if rank in self._far else 0 for rank, places in enumerate(routed)]
+        doing = f"looking up rows of {self.node_type!r}"
+        answers = self._context.exchange(ops.select(ids, asked), counts, doing, partial(ops.look_up_rows, self.rows))
+        found = torch.empty(ids.numel(), self.dim)
+        found[here], found[asked] = ops.look_up_rows(self.rows, ops.select(ids, here)), answers
+        return found
+
     def _of_own_rows(self, ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Send gradients to the ranks that own their rows; return the ids of own rows, and the gradients sent here."""
         routed = ops.route(ids, self._bounds)
@@ -249,7 +299,7 @@ class _LookUp(torch.autograd.Function):
         flat = read_ids(f"ids of {embedding.node_type!r}", ids.reshape(-1).cpu(), embedding.rows.shape[0], ConfigError)
         ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
         embedding._num_look_ups += 1
-        rows = embedding.read(flat).to(ids.device)
+        rows = embedding._read(flat).to(ids.device)
         return rows if ids.dim() == 1 else rows.view(*ids.shape, embedding.dim)
 
     @staticmethod
@@ -289,8 +339,6 @@ def _own_context(context: Context | None) -> Context:
         if dist.is_initialized() or environment.read_rank().world_size > 1:
             raise ConfigError("there are several ranks; give context=, which hoploom.init() returned")
         return init(device="cpu")
-    if not context.rank_info.on_one_host:
-        raise ConfigError("learned rows are for ranks of one host so far, and this job has several hosts")
     return context
 
 

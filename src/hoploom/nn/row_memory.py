@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import secrets
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,35 +21,39 @@ from hoploom.ranks.context import Context, all_or_none
 SHARED = Path("/dev/shm")
 
 
-def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype, context: Context, folder: Path | None = None) -> Tensor:
+def shared_zeros(
+    shape: tuple[int, int], dtype: torch.dtype, context: Context, held: Mapping[int, range], folder: Path | None = None
+) -> Tensor:
     """Return zeros that all ranks of this host share, in a file in `folder` (default: in memory). All ranks call.
 
-    Pages are taken from the system when they are first written, except on a folder's disk, where they are reserved.
+    `held` has the rows of each rank of this host. No memory is set aside for other rows, and no rank may touch them.
     """
-    size = math.prod(shape) * dtype.itemsize
+    size, first = math.prod(shape) * dtype.itemsize, next(iter(held))
     if size == 0:
         return torch.empty(shape, dtype=dtype)
     if folder is None and context.world_size == 1:
         return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)  # unlike torch.zeros, touches no page
     name = context.broadcast(torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8))
-    path = (folder or SHARED) / f"hoploom-rows-{bytes(name.tolist()).hex()}"
+    path = (folder or SHARED) / f"hoploom-rows-{bytes(name.tolist()).hex()}-{first}"
     try:
         with all_or_none(context, f"reserving {path}"):
-            if context.is_main:
-                _reserve(path, size)
+            if context.rank == first:
+                _reserve(path, size, held.values(), shape[1] * dtype.itemsize)
         with all_or_none(context, f"mapping {path}"):
             return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8).view(dtype).view(shape)
     finally:
-        if context.is_main:
+        if context.rank == first:
             path.unlink(missing_ok=True)
 
 
-def _reserve(path: Path, size: int) -> None:
-    """Create a file of zeros whose bytes the file system has set aside: a full disk would be a bus error later."""
+def _reserve(path: Path, size: int, held: Collection[range], row_bytes: int) -> None:
+    """Create a file of zeros; the file system sets the `held` rows aside: a full disk would be a bus error later."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            os.truncate(descriptor, size)
+            for rows in filter(None, held):
+                os.posix_fallocate(descriptor, rows.start * row_bytes, len(rows) * row_bytes)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -57,6 +62,5 @@ def _reserve(path: Path, size: int) -> None:
         way_out = "give folder= on another disk"
         if path.parent == SHARED:
             way_out = f"enlarge it (docker run --shm-size=...), or {way_out}"
-        raise ConfigError(
-            f"learned rows take {as_bytes(size)}, more than is free in {path.parent}; {way_out}"
-        ) from error
+        taken = f"learned rows take {as_bytes(sum(map(len, held)) * row_bytes)}"
+        raise ConfigError(f"{taken}, more than is free in {path.parent}; {way_out}") from error

@@ -1,6 +1,6 @@
 """Learned rows as a Parquet file with two columns: `id`, your id of the node, and `row`, a list of numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,21 @@ from hoploom.system import needs
 GROUP = 1 << 16  # rows of a row group
 
 
-def write_rows(path: Path, ids: OriginalIds, rows: Tensor) -> None:
-    """Write the rows of all nodes of a type, as float32."""
+def write_rows(path: Path, ids: OriginalIds, dim: int, pieces: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Write rows of `dim` numbers, which come in pieces: ids in the store, and rows as float32."""
     with needs("tables"):
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-    def table(some: Tensor) -> Any:
-        values = arrow.array(rows[some].float().reshape(-1).numpy())
-        columns = arrow.array(ids.original(some)), arrow.FixedSizeListArray.from_arrays(values, rows.shape[1])
+    def table(some: Tensor, rows: Tensor) -> Any:
+        values = arrow.array(rows.reshape(-1).numpy())
+        columns = arrow.array(ids.original(some)), arrow.FixedSizeListArray.from_arrays(values, dim)
         return arrow.table(dict(zip(("id", "row"), columns, strict=True)))
 
-    pieces = torch.split(torch.arange(rows.shape[0]), GROUP)
-    with parquet.ParquetWriter(path, table(pieces[0][:0]).schema, compression="none") as file:
-        for some in pieces:
-            file.write_table(table(some))
+    empty = table(torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
+    with parquet.ParquetWriter(path, empty.schema, compression="none") as file:
+        for piece in pieces:
+            file.write_table(table(*piece))
 
 
 def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterator[tuple[Tensor, Tensor]]:

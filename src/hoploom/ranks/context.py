@@ -272,16 +272,30 @@ class Context:
             rows = [_tensor_of(row, tensor) for row in received]
         return rows
 
-    def exchange(self, rows: Tensor, counts: Sequence[int], doing: str = "exchanging rows") -> Tensor:
-        """Send counts[r] of the rows to rank r, in their order; return the rows received, in the order of ranks."""
+    def exchange(
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        doing: str = "exchanging rows",
+        answer: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Send counts[r] of the rows to rank r, in their order; return the rows received, in the order of ranks.
+
+        With `answer`, each rank sends back the rows that it returns for those received. They come in the order sent.
+        """
         if self.world_size == 1:
-            return rows
+            return rows if answer is None else answer(rows)
         says, _ = self._agree(f"{doing} with all ranks")
         coming = torch.stack(self.gather(torch.tensor(counts)))[:, self.rank].tolist()
-        received = rows.new_empty((sum(coming), *rows.shape[1:]))
-        begin = partial(dist.all_to_all_single, received, rows, coming, list(counts), group=self._shared, async_op=True)
-        self._call(says, begin)
-        return received
+
+        def swapped(sent: Tensor, going: list[int], coming: list[int]) -> Tensor:
+            found = sent.new_empty((sum(coming), *sent.shape[1:]))
+            begin = partial(dist.all_to_all_single, found, sent, coming, going, group=self._shared, async_op=True)
+            self._call(says, begin)
+            return found
+
+        received = swapped(rows, list(counts), coming)
+        return received if answer is None else swapped(answer(received), coming, list(counts))
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Return the tensor of rank 0. The other ranks give any tensor of the same shape and dtype."""

@@ -49,6 +49,11 @@ class RankInfo:
     def on_one_host(self) -> bool:
         return self.local_world_size == self.world_size
 
+    @property
+    def host(self) -> int:
+        """A number that the ranks of one host share, and no others."""
+        return self.rank - self.local_rank if self.node is None else self.node
+
 
 def read_rank(variables: Variables = os.environ) -> RankInfo:
     """Return the rank that torchrun, or else Slurm, gave this process; rank 0 of 1 if neither did."""

@@ -1,6 +1,7 @@
 """Learned rows as the features of a node type, for whoever reads a store's features."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 import torch
@@ -25,6 +26,8 @@ class LearnedRows(Protocol):
     def join(self) -> Join | None: ...  # None: the type has no other features
     def read(self, ids: Tensor) -> Tensor: ...
     def attach(self, batch: object) -> None: ...
+    def attach_nothing(self) -> None: ...  # for the other ranks, if they attach rows to one more batch
+    def whole(self, share: Callable[[int, Tensor, int], Tensor], /) -> AbstractContextManager[None]: ...  # for `read`
 
 
 def joined_rows(features: Tensor, rows: Tensor, join: Join) -> Tensor:

@@ -473,6 +473,10 @@ def evaluate(
         if len(steps) == 0:
             for outputs, targets in rows(range(1)):
                 _update_with_nothing(metrics, task.scores(outputs), targets)
+        most = -(-loader.num_whole_steps // context.world_size) if _shares_steps(loader) else len(steps)
+        for _ in range(max(1, len(steps)), most):  # batches that other ranks have more than this one
+            for learned in loader.store.learned:
+                learned.attach_nothing()
         loss_sum, num_rows = context.sum(total).tolist()
         with context.guard("computing metrics"):
             computed = _computed(metrics, int(num_rows), warn=len(steps) > 0)
