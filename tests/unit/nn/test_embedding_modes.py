@@ -9,12 +9,16 @@ from support.batch_servers import without_graph
 from support.learned_workers import SEEDS, USERS, alone, embedding_of, learner_of, shop
 from support.shards import spread
 from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import NegativeSampling
 
 import hoploom
 from hoploom.errors import ConfigError
+from hoploom.nn.decoders import DECODERS
 from hoploom.nn.embedding import Embedding
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import fit
-from hoploom.train.step import Training
+from hoploom.train.step import Learner, Training
 
 PLACES = ["here", "servers make batches", "remote parts", "look-ahead", "memory budget", "packed on disk"]
 
@@ -114,6 +118,46 @@ def test_bf16_moves_rows_nearly_as_fp32() -> None:
 def test_fp16_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'precision is "fp16", .*; take "bf16"'):
         fitted(precision="fp16")
+
+
+GROUPS, PEOPLE, TRAITS = 20, 600, 8  # each person of a group has the same trait of each kind
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("decoder", ["distmult", "complex", "transe", "rotate"])
+def test_shallow_models_find_planted_relations(decoder: str) -> None:
+    """A tenth of the links is held out: a person's other links tell the group. Without relations, traits are alike."""
+    person, kinds = torch.arange(PEOPLE * TRAITS) // TRAITS, torch.arange(PEOPLE * TRAITS) % TRAITS
+    links = torch.stack([person, PEOPLE + kinds * GROUPS + person % GROUPS])
+    test, train = torch.randperm(PEOPLE * TRAITS, generator=torch.Generator().manual_seed(0)).tensor_split([480])
+    graph = Data(edge_index=links[:, train], num_nodes=PEOPLE + TRAITS * GROUPS)
+    learned = Embedding(hoploom.from_pyg(graph), dim=16, optimizer="adagrad", lr=0.3)
+    torch.manual_seed(0)
+
+    class Shallow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = DECODERS[decoder](16, TRAITS)
+
+        def forward(self, batch: Any) -> Tensor:
+            return batch.x  # type: ignore[no-any-return]
+
+    def mrr() -> float:
+        given: dict[str, Any] = {"relations": kinds[test], "decoder": model.decoder}
+        ranks = hoploom.rank_links(learned.rows, links[:, test], known=(links, kinds), **given)
+        return float(ranks.metrics(["mrr"])["mrr"])
+
+    model = Shallow()
+    loader = hoploom.LinkNeighborLoader(
+        learned.store, [], edge_label_index=links[:, train], edge_label=kinds[train], candidates="joint",
+        neg_sampling=NegativeSampling("triplet", 64), exclude="none", batch_size=256, shuffle=True, num_workers=1,
+    )  # fmt: skip
+    learner = Learner(
+        model, torch.optim.Adam(model.parameters(), 0.02), LinkPrediction(loss="softmax", num_relations=TRAITS), loader
+    )
+    assert mrr() < 0.05
+    fit(learner, Training(20, progress=False), alone())
+    assert mrr() > 0.9
 
 
 @pytest.mark.slow
