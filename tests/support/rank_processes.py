@@ -16,7 +16,7 @@ def run_ranks(words: Sequence[str], variables: Sequence[Mapping[str, str]]) -> l
         for own in variables
     ]
     try:
-        said = [process.communicate(timeout=90)[1] for process in started]
+        said = [process.communicate(timeout=180)[1] for process in started]
         return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
     finally:
         for process in started:
