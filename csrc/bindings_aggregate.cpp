@@ -181,8 +181,8 @@ void bind_learned_rows(nb::module_& m) {
                 "one gradient per id is needed");
         const Matrix<float> found = matrix_of(gradients);
         nb::gil_scoped_release release;
-        update_rows(table, state.data(), {ids.data(), found.values, found.num_rows, found.stride},
-                    {RowRule(rule), rate, scale, eps, beta1, beta2, key}, threads);
+        return update_rows(table, state.data(), {ids.data(), found.values, found.num_rows, found.stride},
+                           {RowRule(rule), rate, scale, eps, beta1, beta2, key}, threads);
       },
       nb::arg("rows").noconvert(), "first"_a, nb::arg("state").noconvert(), nb::arg("ids").noconvert(),
       nb::arg("gradients").noconvert(), "rule"_a, "rate"_a, "scale"_a, "eps"_a, "beta1"_a, "beta2"_a, "key"_a,
@@ -200,6 +200,7 @@ void bind_aggregates(nb::module_& m) {
   bind_softmax<double>(m);
   bind_learned_rows<float>(m);
   bind_learned_rows<uint16_t>(m);
+  m.def("state_width", [](int rule, int64_t width) { return state_width(RowRule(rule), width); }, "rule"_a, "width"_a);
   m.def("sum_tables", &sum_table_rows, "tables"_a, "element"_a, nb::arg("ids").noconvert(),
         nb::arg("indptr").noconvert(), "mean"_a, nb::arg("out").noconvert());
   m.def("keep_best", &keep_best_rows, nb::arg("scores").noconvert(), "first"_a, nb::arg("indptr").noconvert().none(),

@@ -17,10 +17,6 @@ namespace {
 constexpr int64_t kLine = 64;
 constexpr int64_t kAheadBytes = 9600;  // how far ahead of the copy to prefetch
 
-HOPLOOM_INLINE void request(const uint8_t* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
-}
-
 HOPLOOM_INLINE bool is_outside(int64_t id, int64_t first, int64_t num_rows) {
   return uint64_t(id) - uint64_t(first) >= uint64_t(num_rows);
 }
@@ -28,14 +24,6 @@ HOPLOOM_INLINE bool is_outside(int64_t id, int64_t first, int64_t num_rows) {
 [[noreturn]] void refuse(int64_t id, int64_t first, int64_t num_rows) {
   throw std::out_of_range("id " + std::to_string(id) + " is out of range [" + std::to_string(first) + ", " +
                           std::to_string(first + num_rows) + ")");
-}
-
-void check_ids(const int64_t* ids, int64_t count, int64_t first, int64_t num_rows) {
-  uint64_t worst = 0;
-  for (int64_t i = 0; i < count; ++i) worst |= uint64_t(is_outside(ids[i], first, num_rows));
-  if (!worst) return;
-  for (int64_t i = 0; i < count; ++i)
-    if (is_outside(ids[i], first, num_rows)) refuse(ids[i], first, num_rows);
 }
 
 void check_ids_at(const int64_t* ids, const int64_t* places, int64_t count, int64_t first, int64_t num_rows) {
@@ -133,6 +121,14 @@ void route_any(const int64_t* ids, Places places, int64_t count, const int64_t* 
 }
 
 }  // namespace
+
+void check_ids(const int64_t* ids, int64_t count, int64_t first, int64_t num_rows) {
+  uint64_t worst = 0;
+  for (int64_t i = 0; i < count; ++i) worst |= uint64_t(is_outside(ids[i], first, num_rows));
+  if (!worst) return;
+  for (int64_t i = 0; i < count; ++i)
+    if (is_outside(ids[i], first, num_rows)) refuse(ids[i], first, num_rows);
+}
 
 void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids, int64_t count, int64_t first,
             uint8_t* out) {

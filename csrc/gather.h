@@ -6,6 +6,9 @@
 
 namespace hoploom {
 
+// Throws for the first id outside [first, first + num_rows).
+void check_ids(const int64_t* ids, int64_t count, int64_t first, int64_t num_rows);
+
 // out[i] = table[ids[i] - first], rows of any size. Ids outside [first, first + num_rows) throw
 // before anything else is read.
 void gather(const uint8_t* table, int64_t num_rows, int64_t row_bytes, const int64_t* ids, int64_t count, int64_t first,

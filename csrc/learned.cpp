@@ -7,10 +7,9 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "gather.h"
 #include "processor.h"
 #include "random.h"
 #include "threads.h"
@@ -19,29 +18,22 @@ namespace hoploom {
 namespace {
 
 constexpr int kDigitBits = 11;
-constexpr int64_t kSmall = 1 << 15;  // values; for fewer, another thread costs more than it saves
-constexpr int64_t kAhead = 6;        // rows that are requested before they are changed
-constexpr int64_t kReadAhead = 20;   // before they are read
-constexpr int64_t kLanes = 16;       // partial sums, so that every processor adds up in one order
+constexpr uint32_t kInfinite = 0x7F800000;  // the exponent of numbers that are not finite
+constexpr int64_t kSmall = 1 << 15;         // values; for fewer, another thread costs more than it saves
+constexpr int64_t kAhead = 6;               // rows that are requested before they are changed
+constexpr int64_t kReadAhead = 20;          // before they are read
+constexpr int64_t kLanes = 16;              // partial sums, so that every processor adds up in one order
 
 struct Entry {
   uint64_t row;   // counted from the first
   int64_t place;  // of its gradient
 };
 
-[[noreturn]] void refuse(int64_t id, int64_t first, int64_t num_rows) {
-  throw std::out_of_range("id " + std::to_string(id) + " is out of range [" + std::to_string(first) + ", " +
-                          std::to_string(first + num_rows) + ")");
-}
-
 // Returns the gradients' places, sorted by row; those of one row in the order given.
 std::vector<Entry> sorted_by_row(const RowGradients& given, int64_t first, int64_t num_rows) {
+  check_ids(given.ids, given.count, first, num_rows);
   std::vector<Entry> entries(size_t(given.count)), other(size_t(given.count));
-  for (int64_t i = 0; i < given.count; ++i) {
-    const uint64_t row = uint64_t(given.ids[i]) - uint64_t(first);
-    if (row >= uint64_t(num_rows)) refuse(given.ids[i], first, num_rows);
-    entries[size_t(i)] = {row, i};
-  }
+  for (int64_t i = 0; i < given.count; ++i) entries[size_t(i)] = {uint64_t(given.ids[i] - first), i};
   const int bits = num_rows > 1 ? 64 - std::countl_zero(uint64_t(num_rows - 1)) : 0;
   for (int shift = 0; shift < bits; shift += kDigitBits) {
     const auto digit = [shift](const Entry& entry) { return entry.row >> shift & ((1u << kDigitBits) - 1); };
@@ -66,7 +58,7 @@ HOPLOOM_INLINE float widened(uint16_t value) {
 HOPLOOM_INLINE uint16_t rounded(float value, uint32_t random) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7F800000u) != 0x7F800000u) bits += random & 0xFFFFu;  // neither infinite nor NaN
+  if ((bits & kInfinite) != kInfinite) bits += random & 0xFFFFu;  // neither infinite nor NaN
   return uint16_t(bits >> 16);
 }
 
@@ -141,11 +133,13 @@ struct Share {
   RowGradients given;
   RowStep step;
   const Entry *begin, *end;  // begins and ends between two rows
+  int64_t* broken;           // a row that would not be finite
 };
 
-template <int kWrite>
-HOPLOOM_INLINE void request(const void* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + at, kWrite, 2);
+HOPLOOM_INLINE bool is_finite(const float* values, int64_t width) {
+  uint32_t found = 0;
+  for (int64_t c = 0; c < width; ++c) found |= uint32_t((std::bit_cast<uint32_t>(values[c]) & kInfinite) == kInfinite);
+  return !found;
 }
 
 // The ids of one thread, and where their rows go.
@@ -162,7 +156,7 @@ HOPLOOM_INLINE void read_share(const Reading<T>& share) {
   const int64_t width = share.rows.width;
   const auto row_of = [&](int64_t i) { return share.rows.values + (share.ids[i] - share.rows.first) * width; };
   for (int64_t i = share.begin; i < share.end; ++i) {
-    if (i + kReadAhead < share.end) request<0>(row_of(i + kReadAhead), width * int64_t(sizeof(T)));
+    if (i + kReadAhead < share.end) request(row_of(i + kReadAhead), width * int64_t(sizeof(T)));
     const T* row = row_of(i);
     for (int64_t c = 0; c < width; ++c) share.out[i * width + c] = widened(row[c]);
   }
@@ -179,16 +173,22 @@ HOPLOOM_INLINE void update_share(const Share<T>& share) {
       const Entry& coming = entry[kAhead];
       request<1>(share.rows.values + int64_t(coming.row) * width, width * int64_t(sizeof(T)));
       request<1>(share.state + int64_t(coming.row) * share.state_width, share.state_width * 4);
-      request<0>(share.given.gradients + coming.place * share.given.stride, width * 4);
+      request(share.given.gradients + coming.place * share.given.stride, width * 4);
     }
     const Entry* next = entry + 1;
     while (next < share.end && next->row == entry->row) ++next;
     add_up(share.given, entry, next, width, share.step.scale, sums.data(), gradient);
     T* own = share.rows.values + int64_t(entry->row) * width;
-    for (int64_t c = 0; c < width; ++c) row[c] = widened(own[c]);
-    follow(row, gradient, share.state + int64_t(entry->row) * share.state_width, width, share.step);
-    store(row, own, width, mix(share.step.key, entry->row + uint64_t(share.rows.first)));
+    const int64_t id = int64_t(entry->row) + share.rows.first;
     entry = next;
+    if (!is_finite(gradient, width)) {
+      *share.broken = id;
+      continue;
+    }
+    for (int64_t c = 0; c < width; ++c) row[c] = widened(own[c]);
+    follow(row, gradient, share.state + (id - share.rows.first) * share.state_width, width, share.step);
+    if (is_finite(row, width)) store(row, own, width, mix(share.step.key, uint64_t(id)));
+    else *share.broken = id;
   }
 }
 
@@ -204,8 +204,8 @@ int64_t state_width(RowRule rule, int64_t width) {
 }
 
 template <typename T>
-void update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step,
-                 int threads) {
+int64_t update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step,
+                    int threads) {
   const std::vector<Entry> entries = sorted_by_row(given, rows.first, rows.num_rows);
   const int64_t used = useful_threads(given.count * rows.width, threads);
   const auto bound = [&](int64_t t) {
@@ -213,16 +213,17 @@ void update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& g
     while (at > 0 && at < entries.size() && entries[at].row == entries[at - 1].row) ++at;
     return entries.data() + at;
   };
+  std::vector<int64_t> broken(size_t(used), -1);
   on_threads(int(used), [&](int t) {
-    const Share<T> share{rows, state, state_width(step.rule, rows.width), given, step, bound(t), bound(t + 1)};
-    run_fastest<update_share<T>>(share);
+    const int64_t width = state_width(step.rule, rows.width);
+    run_fastest<update_share<T>>(Share<T>{rows, state, width, given, step, bound(t), bound(t + 1), &broken[size_t(t)]});
   });
+  return *std::max_element(broken.begin(), broken.end());
 }
 
 template <typename T>
 void look_up_rows(const LearnedRows<const T>& rows, const int64_t* ids, int64_t count, int threads, float* out) {
-  for (int64_t i = 0; i < count; ++i)
-    if (uint64_t(ids[i]) - uint64_t(rows.first) >= uint64_t(rows.num_rows)) refuse(ids[i], rows.first, rows.num_rows);
+  check_ids(ids, count, rows.first, rows.num_rows);
   const int64_t used = useful_threads(count * rows.width, threads);
   on_threads(int(used), [&](int t) {
     run_fastest<read_share<T>>(Reading<T>{rows, ids, count * t / used, count * (t + 1) / used, out});
@@ -255,8 +256,8 @@ void draw_rows(const LearnedRows<T>& rows, const int64_t* ids, uint64_t key, boo
   });
 }
 
-template void update_rows(const LearnedRows<float>&, float*, const RowGradients&, const RowStep&, int);
-template void update_rows(const LearnedRows<uint16_t>&, float*, const RowGradients&, const RowStep&, int);
+template int64_t update_rows(const LearnedRows<float>&, float*, const RowGradients&, const RowStep&, int);
+template int64_t update_rows(const LearnedRows<uint16_t>&, float*, const RowGradients&, const RowStep&, int);
 template void look_up_rows(const LearnedRows<const float>&, const int64_t*, int64_t, int, float*);
 template void look_up_rows(const LearnedRows<const uint16_t>&, const int64_t*, int64_t, int, float*);
 template void draw_rows(const LearnedRows<float>&, const int64_t*, uint64_t, bool, double, int);

@@ -35,9 +35,11 @@ struct RowGradients {
   int64_t count, stride;   // floats from one gradient to the next
 };
 
-// Updates each row that has a gradient, once, with the sum of its gradients. Throws for ids out of range.
+// Updates each row that has a gradient, once, with the sum of its gradients. Throws for ids out of range. A row stays
+// if it would not be finite afterwards: returns the id of one such row, the last of those that threads found, or -1.
 template <typename T>
-void update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step, int threads);
+int64_t update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step,
+                    int threads);
 
 // Copies the rows of `ids` to `out` [count, width]. Throws for ids out of range.
 template <typename T>

@@ -1,6 +1,7 @@
 // Compiles a function twice, for every processor and for those with AVX2, and chooses at the call. Done by hand,
 // because the compilers' own way (target_clones) needs a linker feature that clang on musl, among others, lacks.
 #pragma once
+#include <cstdint>
 
 #define HOPLOOM_INLINE inline __attribute__((always_inline))
 
@@ -9,6 +10,12 @@
 #endif
 
 namespace hoploom {
+
+// Prefetches bytes into the second-level cache, to be read or written.
+template <int kWrite = 0>
+HOPLOOM_INLINE void request(const void* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + at, kWrite, 2);
+}
 
 #if defined(HOPLOOM_AVX2)
 

@@ -35,9 +35,9 @@ struct Case {
     for (int64_t i = 0; i < count * kWidth; ++i) gradients.push_back(float(random() % 2001) / 1000 - 1);
   }
 
-  void update(int threads) {
-    update_rows(LearnedRows<T>{rows.data(), kRows, kWidth, kFirst}, state.data(),
-                {ids.data(), gradients.data(), int64_t(ids.size()), kWidth}, step_of(rule), threads);
+  int64_t update(int threads) {
+    return update_rows(LearnedRows<T>{rows.data(), kRows, kWidth, kFirst}, state.data(),
+                       {ids.data(), gradients.data(), int64_t(ids.size()), kWidth}, step_of(rule), threads);
   }
 };
 
@@ -75,6 +75,30 @@ TEST(a_row_follows_the_sum_of_its_gradients) {
         else CHECK(std::abs(tried.rows[at] - expected(rule, before[at], found->second, c)) < 1e-5);
       }
   }
+}
+
+TEST(a_row_that_would_not_be_finite_stays) {
+  const float huge = 3e38f, infinite = 2 * huge;
+  for (RowRule rule : kRules)
+    for (float bad : {infinite, -infinite, infinite - infinite}) {
+      Case<float> tried(rule, 400, 1), fine(rule, 400, 1);
+      const std::vector<float> before = tried.rows;
+      for (size_t i = 0; i < 400; ++i)
+        if (tried.ids[i] == tried.ids[3]) tried.gradients[i * size_t(kWidth) + 5] = bad;
+      CHECK_EQUAL(tried.update(2), tried.ids[3]);
+      CHECK_EQUAL(fine.update(2), int64_t(-1));
+      for (size_t at = 0; at < before.size(); ++at)
+        CHECK_EQUAL(tried.rows[at], int64_t(at) / kWidth == tried.ids[3] - kFirst ? before[at] : fine.rows[at]);
+      CHECK_EQUAL(Case<uint16_t>(rule, 400, 1).update(2), int64_t(-1));
+    }
+  Case<float> tried(RowRule::kSgd, 1, 1);
+  const std::vector<float> before = tried.rows;
+  RowStep step = step_of(RowRule::kSgd);
+  step.rate = 1e10, tried.gradients[0] = huge;
+  const LearnedRows<float> rows{tried.rows.data(), kRows, kWidth, kFirst};
+  const RowGradients given{tried.ids.data(), tried.gradients.data(), 1, kWidth};
+  CHECK_EQUAL(update_rows(rows, nullptr, given, step, 1), tried.ids[0]);
+  CHECK_EQUAL(tried.rows, before);
 }
 
 TEST(threads_change_nothing) {

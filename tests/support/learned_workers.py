@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import hoploom
-from hoploom import ConfigError, ops
+from hoploom import ConfigError, TrainError, ops
 from hoploom.nn import GNN, Shape
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.context import DEADLINE, Context, rows_of_all_ranks
@@ -87,10 +87,10 @@ def updating(threads: int, *, late: bool) -> Iterator[None]:
     """Update rows with so many threads; or late, so that other ranks would read them before, if they could."""
     update, before = ops.update_rows, torch.get_num_threads()
 
-    def slowly(*given: Any) -> None:
+    def slowly(*given: Any) -> int:
         for _ in range(30):
             torch.randn(500, 500).matrix_power(3)
-        update(*given)
+        return update(*given)
 
     with pytest.MonkeyPatch.context() as patch:
         if late:
@@ -136,6 +136,17 @@ def few_gradients(context: Context) -> None:
         learned.step()
         expected[ids] -= 1
     assert torch.equal(learned(torch.arange(USERS)), expected)
+
+
+def a_gradient_that_is_not_finite(context: Context) -> None:
+    """One rank's, of a row that the other one owns: both raise, and neither is lost."""
+    learned = Embedding(shop(), "user", dim=8, context=context)
+    (learned(torch.tensor([0])) * (float("nan") if context.rank else 1)).sum().backward()
+    with pytest.raises(TrainError, match="row 0 of 'user' would not be finite after step 1"):
+        learned.step()
+    learned(torch.tensor([0])).sum().backward()
+    learned.step()
+    assert learned.rows.isfinite().all()
 
 
 def differing_settings(context: Context) -> None:

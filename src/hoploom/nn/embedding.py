@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hoploom import keys, ops
 from hoploom.config.values import as_bytes, as_int, as_number
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, TrainError
 from hoploom.nn.row_memory import shared_zeros
 from hoploom.nn.row_tables import read_row_table, write_rows
 from hoploom.ops import RowRule, RowStep
@@ -175,8 +175,10 @@ class Embedding:
     def step(self, scale: float = 1.0) -> None:
         """Update all rows that got gradients since the last call. All ranks call this, also without gradients.
 
-        Gradients are averaged over the ranks, as DDP averages those of a model, and multiplied by `scale`.
+        Gradients are averaged over the ranks, as DDP averages those of a model, and multiplied by `scale`. Raise
+        TrainError on all ranks if a row would not be finite; it stays as it is.
         """
+        broken = -1
         taken, self._gradients = sorted(self._gradients, key=lambda entry: entry[0]), []
         ids, gradients = torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
         if len(taken) == 1:
@@ -188,9 +190,14 @@ class Embedding:
         if ids.numel():
             own, key = self._own, keys.mix(keys.mix(self._key, keys.ROUNDING), self.num_steps)
             options = RowStep(self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key)
-            ops.update_rows(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
+            broken = ops.update_rows(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
         self.num_steps += 1
-        self._context.barrier()  # no rank reads a row that another is updating
+        broken = self._context.max(broken)  # after this, no rank reads a row that another is updating
+        if broken >= 0:
+            raise TrainError(
+                f"row {broken} of {self.node_type!r} would not be finite after step {self.num_steps}; it stays as it is"
+                f"; lower its learning rate (lr={self.lr:g}), or look at that batch"
+            )
 
     def export(self, path: str | Path) -> None:
         """Write all rows to a Parquet file, with your ids: `hoploom build` reads it as features. All ranks call."""

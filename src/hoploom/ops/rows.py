@@ -219,7 +219,7 @@ class RowRule(IntEnum):
 
     def state_width(self, width: int) -> int:
         """Return how many float32 numbers are kept beside a row of `width`."""
-        return (0, 1, width, 2 * width + 1)[self]
+        return _core.state_width(int(self), width)
 
 
 class RowStep(NamedTuple):
@@ -245,11 +245,14 @@ def look_up_rows(rows: Tensor, ids: Tensor) -> Tensor:
     return out
 
 
-def update_rows(rows: Tensor, first: int, state: Tensor, ids: Tensor, gradients: Tensor, step: RowStep) -> None:
-    """Update each of these rows once, by the sum of its gradients. gradients[i] is of row ids[i] - first."""
+def update_rows(rows: Tensor, first: int, state: Tensor, ids: Tensor, gradients: Tensor, step: RowStep) -> int:
+    """Update each of these rows once, by the sum of its gradients. gradients[i] is of row ids[i] - first.
+
+    A row that would not be finite stays as it is. Return the id of one such row, or -1.
+    """
     rule, rate, scale, eps, betas, key = step
     options = int(rule), rate, scale, eps, *betas, key, torch.get_num_threads()
-    _core.update_rows(_learned(rows), first, state.numpy(), ids.numpy(), gradients.numpy(), *options)
+    return _core.update_rows(_learned(rows), first, state.numpy(), ids.numpy(), gradients.numpy(), *options)
 
 
 def _learned(rows: Tensor) -> Any:

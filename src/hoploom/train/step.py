@@ -427,8 +427,11 @@ class Stepper:
             if self._scaler is not None:
                 self._scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(self._parameters, clip_norm)
-        for embedding in self._learned:
-            embedding.step(weight)
+        try:
+            for embedding in self._learned:
+                embedding.step(weight)
+        except TrainError as error:
+            raise TrainError(f"{error}; {self._last_good()}") from error
         if self._scaler is None:
             optimizer.step()
             return True

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 import hoploom
-from hoploom.errors import ConfigError, HoploomError
+from hoploom.errors import ConfigError, HoploomError, TrainError
 from hoploom.nn.embedding import Embedding
 
 OPTIMIZERS: dict[str, Any] = {
@@ -80,6 +80,23 @@ def test_rows_without_a_gradient_stay() -> None:
     learned(torch.tensor([3, 9, 3])).sum().backward()
     learned.step()
     assert torch.nonzero((learned.rows != before).any(dim=1)).view(-1).tolist() == [3, 9]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "rowwise_adagrad"])
+def test_a_gradient_that_is_not_finite_changes_no_row_of_its_own(optimizer: str, dtype: str, bad: float) -> None:
+    learned, other = (users(optimizer=optimizer, dtype=dtype) for _ in range(2))
+    before, state = learned.rows.clone(), learned.state.clone()
+    (learned(torch.tensor([3, 9, 3])) * torch.tensor([[1.0], [1.0], [bad]])).sum().backward()
+    with pytest.raises(TrainError, match=r"row 3 of 'user' would not be finite after step 1; it stays .*\(lr=0.1\)"):
+        learned.step()
+    other(torch.tensor([9])).sum().backward()
+    other.step()
+    assert torch.equal(learned.rows[3], before[3])
+    assert torch.equal(learned.state[3], state[3])
+    assert torch.equal(learned.rows[9], other.rows[9])
+    learned.step()  # the gradient is gone
 
 
 def test_gradients_add_up_until_a_step() -> None:

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.learned_workers import alone, differing_settings, differs, few_gradients, killed, save_rows
+from support.learned_workers import (
+    a_gradient_that_is_not_finite,
+    alone,
+    differing_settings,
+    differs,
+    few_gradients,
+    killed,
+    save_rows,
+)
 from torch import Tensor
 
 from hoploom.errors import TrainError
@@ -85,7 +93,7 @@ def test_any_number_of_ranks_learns_the_rows_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("worker", [few_gradients, differing_settings])
+@pytest.mark.parametrize("worker", [few_gradients, differing_settings, a_gradient_that_is_not_finite])
 def test_ranks_take_few_gradients_and_the_same_settings(worker: Any) -> None:
     spawn(worker, 2, device="cpu", timeout=60)
 

@@ -101,6 +101,26 @@ def test_a_stopped_run_resumes_to_the_rows_of_one_that_never_stopped(tmp_path: P
     assert ours.num_steps == theirs.num_steps == 10
 
 
+def test_no_checkpoint_has_rows_that_are_not_finite(tmp_path: Path) -> None:
+    """The loss is finite in every step, and so are the weights; the rows' gradients are NaN from the third step on."""
+    learner, checkpoint, steps = learner_of(alone()), Checkpoint(tmp_path, alone()), count(1)
+
+    def poison(_: Any, given: Any) -> None:
+        if next(steps) > 2:
+            of_users = given[0]["user"]
+            of_users.x = of_users.x + (0 * of_users.x.detach() + 0 * of_users.x).sqrt()  # its derivative is 0 * inf
+
+    learner.model.register_forward_pre_hook(poison)
+    said = r"row \d+ of 'user' would not be finite after step 3; .*; the last good checkpoint is .*of epoch 1, step 2"
+    with pytest.raises(TrainError, match=said):
+        fit(learner, Training(2, checkpoint_every=1, **QUIET), alone(), checkpoint=checkpoint)
+    restored = learner_of(alone())
+    checkpoint.restore("last", restored.parts())
+    assert embedding_of(restored).num_steps == 2
+    for rows in (embedding_of(restored).rows, embedding_of(learner).rows, *learner.model.parameters()):
+        assert rows.isfinite().all()
+
+
 def saved(folder: Path, **options: Any) -> Path:
     """Save the learned rows of the users, alone."""
     embedding = Embedding(shop(), "user", **({"dim": 8} | options))
