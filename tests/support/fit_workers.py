@@ -17,7 +17,7 @@ from torch_geometric.sampler import NegativeSampling
 import hoploom
 from hoploom import ConfigError, LinkNeighborLoader, NeighborLoader, Store
 from hoploom.load.loader import Loader
-from hoploom.nn import Bilinear
+from hoploom.nn import MLP, Bilinear
 from hoploom.ranks.context import Context, init
 from hoploom.train.checkpoint import Checkpoint, write_state
 from hoploom.train.journal import Journal
@@ -220,6 +220,29 @@ def in_batch_curve(context: Context, *, across: bool = True) -> tuple[list[float
     return [epoch["train_loss"] for epoch in outcome.history], parameters_of(learner)
 
 
+def features_curve(context: Context) -> dict[str, tuple[list[float], list[Tensor], dict[str, float]]]:
+    """Losses, parameters and metrics with features of links, against negatives and against destinations of all ranks.
+
+    Features are large, so that a row of another link would show.
+    """
+    given = {"features": 9 * torch.randn(53, 3, generator=torch.Generator().manual_seed(8))}
+    kinds: dict[str, tuple[Any, LinkPrediction]] = {
+        "binary": ("binary", LinkPrediction(**given)),
+        "in batch": (None, LinkPrediction(loss="softmax", metrics=["mrr"], across_ranks=True, **given)),
+    }
+    found = {}
+    for name, (negatives, task) in kinds.items():
+        model = Sage(4)
+        model.decoder = MLP(4, 8, edge_channels=3)
+        learning = context.wrap(model)
+        loader = link_loader(context, batch_size=16 // context.world_size, neg_sampling=negatives)
+        learner = Learner(learning, torch.optim.SGD(learning.parameters(), lr=0.01), task, loader)
+        outcome = fit(learner, Training(2, **QUIET), context)
+        metrics = evaluate(model, link_loader(shuffle=False, neg_sampling=negatives), task, context)
+        found[name] = [epoch["train_loss"] for epoch in outcome.history], parameters_of(learner), metrics
+    return found
+
+
 def curve(context: Context, accumulate: int = 1) -> tuple[list[float], list[Tensor]]:
     learner = learner_of(context)
     outcome = fit(learner, Training(3, accumulate=accumulate, **QUIET), context)
@@ -267,6 +290,7 @@ def two_ranks(context: Context, folder: str) -> None:
         "links, left out": link_curve(context, "both"),
         "in batch": in_batch_curve(context),
         "in batch, own": in_batch_curve(context, across=False),
+        "features": features_curve(context),
         "curve": curve(context),
         "accumulated": curve(context, accumulate=2),
         "metrics": all_metrics(context),

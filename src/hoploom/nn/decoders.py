@@ -21,7 +21,12 @@ AT_ONCE = 1 << 22  # values of pairs of rows that are in memory at a time
 
 
 class Decoder(nn.Module):
-    """Base of decoders. `relations` are the numbers of the links' relations, for decoders that have several."""
+    """Base of decoders. `relations` are the numbers of the links' relations, for decoders that have several.
+
+    A decoder with `edge_channels` also scores by features of the links: they follow the channels of a source's row.
+    """
+
+    edge_channels: int = 0
 
     def __init_subclass__(cls) -> None:
         """Drop an inherited `against` that does not know the class's own `forward`."""
@@ -44,6 +49,13 @@ class Decoder(nn.Module):
 
     def check(self, relations: Tensor | None) -> None:
         """Raise ConfigError unless the decoder can score links of these relations; None if links have no number."""
+
+    def check_features(self, num_features: int) -> None:
+        """Raise ConfigError unless the decoder takes this number of features of each link."""
+        if num_features != self.edge_channels:
+            wanted = f"{type(self).__name__} has edge_channels={self.edge_channels}"
+            way_out = "take MLP(..., edge_channels=k) and LinkPrediction(features=...) of k columns, or neither"
+            raise ConfigError(f"the decoder {wanted}, and a link has {num_features} features; {way_out}")
 
 
 class Dot(Decoder):
@@ -78,15 +90,16 @@ class Cosine(Decoder):
 
 
 class MLP(Decoder):
-    """A network of two layers over both rows, joined."""
+    """A network of two layers over both rows, joined; with `edge_channels`, the link's features are between them."""
 
-    def __init__(self, channels: int, hidden: int) -> None:
+    def __init__(self, channels: int, hidden: int, *, edge_channels: int = 0) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(2 * channels, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.edge_channels = edge_channels
+        self.layers = nn.Sequential(nn.Linear(2 * channels + edge_channels, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
         weight, bias = (self.layers.get_parameter(name) for name in ("0.weight", "0.bias"))
-        left, right = weight.chunk(2, dim=1)  # each row passes its half alone, once for all pairs
+        left, right = torch.split(weight, [sources.shape[-1], destinations.shape[-1]], 1)  # each row passes once
         joined = functional.linear(sources, left, bias) + functional.linear(destinations, right)
         found: Tensor = self.layers[1:](joined)
         return found.squeeze(-1)

@@ -163,6 +163,7 @@ def scorer_of(decoder: Decoder | None, dtype: torch.dtype, relations: Tensor | N
     """Return a copy of the decoder that computes on the CPU, with this dtype; None stands for dot products."""
     decoder = decoder or Dot()
     decoder.check(relations)
+    decoder.check_features(0)  # rows of nodes have none of links
     own = copy.deepcopy(decoder).to("cpu", dtype).eval()
     if not all(parameter.isfinite().all() for parameter in own.parameters()):
         raise DataError("the decoder has values that are not finite; look at the training that made them")

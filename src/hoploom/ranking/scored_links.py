@@ -1,4 +1,4 @@
-"""The links of a batch whose scores are wanted, with candidates or labels, and the weights of a loader's links."""
+"""The links of a batch whose scores are wanted, with candidates or labels, and what is known of a loader's links."""
 
 from typing import NamedTuple
 
@@ -26,11 +26,22 @@ class ScoredLinks(NamedTuple):
     relations: Tensor | None = None  # [n / width] of the true links
     width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
     shared: Tensor | None = None  # [width - 1] local ids: candidates of all true links, which alone are in `ends`
+    features: Tensor | None = None  # [n / width, k] of the true links
 
     @property
     def types(self) -> tuple[str, str]:
         """The node types of sources and destinations."""
         return self.key[0], self.key[2]
+
+    def with_features(self, features: Tensor) -> "ScoredLinks":
+        """Return the links with the features of their true links, from those of a loader; negatives come in rounds."""
+        own, count = features[self.numbers], self.numbers.numel()
+        return self._replace(features=own if self.labels is None else own.repeat(self.labels.shape[0] // count, 1))
+
+    def left(self, of_source: Tensor) -> Tensor:
+        """Return the source's row for each true link or label, followed by the link's features."""
+        rows = of_source.index_select(0, self.ends[0] if self.shared is not None else self.ends[0, :: self.width or 1])
+        return rows if self.features is None else torch.cat([rows, self.features.to(rows.dtype)], dim=1)
 
     def spread(self) -> "ScoredLinks":
         """Return the same links, each candidate with its own entry in `ends`."""
@@ -88,17 +99,15 @@ def decoder_of(model: nn.Module) -> Decoder:
 
 def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
     """Return the decoder's scores of the links, row after row."""
+    left, destinations = links.left(of_source), links.ends[1]
     if links.shared is not None:
-        left, right = (
-            of.index_select(0, ends) for of, ends in zip((of_source, of_destination), links.ends, strict=True)
-        )
+        right = of_destination.index_select(0, destinations)
         others = decoder.against(left, of_destination.index_select(0, links.shared), links.relations)
         true = decoder(left[:, None], right[:, None], links.relations).to(others.dtype)
-        hits = torch.isin(links.ends[1], links.shared).nonzero().view(-1)  # candidates that are the true destination
-        same = links.shared == links.ends[1][hits, None]
+        hits = torch.isin(destinations, links.shared).nonzero().view(-1)  # candidates that are the true destination
+        same = links.shared == destinations[hits, None]
         others[hits] = torch.where(same, true[hits], others[hits])  # tie with it, to the last bit
         return torch.cat([true, others], dim=1).view(-1)
-    left, destinations = of_source.index_select(0, links.ends[0, :: links.width or 1]), links.ends[1]
     if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
         every = decoder.against(left, of_destination, links.relations)
         return every.gather(1, destinations.view(-1, links.width or 1)).reshape(-1)
@@ -109,24 +118,27 @@ def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_d
     return found.reshape(-1)
 
 
-def weights_of_links(weight: str | Tensor, maker: object) -> Tensor:
-    """Return the weights of a loader's links, [n] float32: `weight`, or the field of their edges that it names."""
+def values_of_links(name: str, given: str | Tensor, maker: object) -> Tensor:
+    """Return the values of a loader's links, [n, k] float32: `given`, or the field of their edges that it names."""
     if not isinstance(maker, LinkMaker) or maker.input_id is not None:
-        raise ConfigError("weight is by link of edge_label_index; use a LinkNeighborLoader here, without input_id")
+        raise ConfigError(f"{name} is by link of edge_label_index; use a LinkNeighborLoader here, without input_id")
     links, store, key = maker.ends, maker.assembler.store, maker.task.key
-    if isinstance(weight, str):
+    if isinstance(given, str):
         known = sorted(set(store.schema.relation(key).fields) - {EDGE_ID})
-        if weight not in known:
-            raise ConfigError(f"weight is {weight!r}, and edges of {key} have {known}; name one, or give a tensor")
+        if given not in known:
+            raise ConfigError(f"{name} is {given!r}, and edges of {key} have {known}; name one, or give a tensor")
         edges = match_edges(store.graph, store.schema.relation_index[key], links[0], links[1]).to(torch.int64)
         if (missing := (edges < 0).nonzero()).numel():
             ends = links[:, int(missing[0])].tolist()
-            raise ConfigError(f"link {ends} is no edge of {key}, so it has no {weight!r}; give weight as a tensor")
-        weight = store.features.gather([Wanted(key, weight, edges)])[0]
-    weights = weight.to(torch.float32).reshape(-1)
-    if weights.numel() != links.shape[1]:
-        raise ConfigError(f"weight has {weights.numel()} numbers for {links.shape[1]} links; give one for each")
-    if (bad := (~((weights >= 0) & weights.isfinite())).nonzero()).numel():
-        row = int(bad[0])
-        raise DataError(f"link {links[:, row].tolist()} has the weight {float(weights[row])}; weights are 0 or greater")
-    return weights
+            raise ConfigError(f"link {ends} is no edge of {key}, so it has no {given!r}; give {name} as a tensor")
+        given = store.features.gather([Wanted(key, given, edges)])[0]
+    count, is_weight = links.shape[1], name == "weight"
+    if given.shape[:1] != (count,) or (is_weight and given.numel() != count):
+        each = "number" if is_weight else "row"
+        raise ConfigError(f"{name} has shape {list(given.shape)} for {count} links; give one {each} for each")
+    values = given.detach().to("cpu", torch.float32).reshape(count, -1)
+    is_bad = ~values.isfinite() | (values < 0 if is_weight else False)
+    if (bad := is_bad.any(1).nonzero()).numel():
+        row, wanted = int(bad[0]), "finite numbers" + " of at least 0" * is_weight
+        raise DataError(f"link {links[:, row].tolist()} has {name} {values[row].tolist()!s:.80}; give {wanted}")
+    return values

@@ -13,7 +13,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
-from hoploom.nn.decoders import Decoder
+from hoploom.nn.decoders import Decoder, Dot
 from hoploom.ranking.losses import binary_loss, in_batch, read_loss
 from hoploom.ranking.scored_links import (
     ScoredLinks,
@@ -21,7 +21,7 @@ from hoploom.ranking.scored_links import (
     decoder_of,
     links_of_batch,
     no_candidates,
-    weights_of_links,
+    values_of_links,
 )
 from hoploom.ranks.context import Context, rows_of_all_ranks, unwrap
 from hoploom.schema import check_ids
@@ -34,10 +34,11 @@ LABELLED = ("auroc", "average_precision")  # metrics that need no candidates
 
 
 class Running(NamedTuple):
-    """The ranks that train together, and the weights of the loader's links: [n] float32."""
+    """The ranks that train or evaluate together, and the weights [n] and features [n, k] of the loader's links."""
 
     context: Context
-    weights: Tensor | None
+    weights: Tensor | None  # in training
+    features: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,14 @@ class LinkPrediction(MonitoredTask):
     the destinations of a batch. A decoder of several relations gets the `edge_label` of a batch with candidates. With
     `num_relations`, these are the numbers of relations, and evaluation has metrics of each, such as relations/7/mrr.
 
+    `features` are for a decoder with `edge_channels`: a field of the links' edges, or a row for each link of the
+    loader. Candidates are scored with the features of the true link of their row, and binary negatives with those of
+    the link for which they were drawn, so features must be known before it is known which destination is true. Give the
+    links of another split, which are no edges of the graph, a tensor: evaluate(..., replace(task, features=rows)).
+
     With loss="binary", `weight` weighs the true links in training: a field of their edges, or a number for each link of
     the loader. With `across_ranks`, the other destinations are those of all ranks, as if one rank had the whole step.
-    In your own loop, use `task = task.bound(loader, context)` for both; `fit` does so.
+    In your own loop, use `task = task.bound(loader, context)` for all three; `fit` and `evaluate` do so.
 
     >>> task = LinkPrediction(loss="bpr", metrics=["mrr", "hits@10"])
     """
@@ -66,10 +72,11 @@ class LinkPrediction(MonitoredTask):
     margin: float | None = field(default=None, kw_only=True)
     temperature: float | None = field(default=None, kw_only=True)  # of the softmax
     log_q: Tensor | None = field(default=None, kw_only=True, compare=False)  # [destinations] float
+    features: str | Tensor | None = field(default=None, kw_only=True, compare=False)
     weight: str | Tensor | None = field(default=None, kw_only=True, compare=False)
     across_ranks: bool = field(default=False, kw_only=True)
     num_relations: int | None = field(default=None, kw_only=True)
-    running: Running | None = field(default=None, repr=False, kw_only=True, compare=False)  # in training, see `bound`
+    running: Running | None = field(default=None, repr=False, kw_only=True, compare=False)  # see `bound`
     checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # labels batch by batch
 
     def __post_init__(self) -> None:
@@ -98,25 +105,37 @@ class LinkPrediction(MonitoredTask):
         names = [self.loss] if self.loss != "binary" else [one for one in self.metrics if one not in LABELLED]
         return names[0] if names else ""
 
-    def bound(self, loader: Loader, context: Context) -> "LinkPrediction":
-        """Return the task for training on the batches of this loader, which all ranks call together."""
-        maker = getattr(loader, "maker", None)
-        if isinstance(maker, LinkMaker):
-            for name, given in (("across_ranks", self.across_ranks), ("log_q", self.log_q is not None)):
-                if given and maker.task.negatives is not None:
+    def bound(self, loader: Loader, context: Context, *, training: bool = True) -> "LinkPrediction":
+        """Return the task for the batches of this loader, in training or in evaluation."""
+        maker, values = getattr(loader, "maker", None), dict[str, Tensor]()
+        for name, given in (("weight", self.weight if training else None), ("features", self.features)):
+            if given is not None:
+                values[name] = values_of_links(name, given, maker).to(context.device)
+        negatives = maker.task.negatives if isinstance(maker, LinkMaker) else None
+        if "features" in values and negatives is not None and negatives.is_binary() and negatives.amount % 1:
+            what = f"neg_sampling has {negatives.amount:g} for each link"
+            raise ConfigError(f"features are those of the link of a negative, and {what}; give a whole number")
+        if training and isinstance(maker, LinkMaker):
+            for name, is_given in (("across_ranks", self.across_ranks), ("log_q", self.log_q is not None)):
+                if is_given and negatives is not None:
                     raise ConfigError(f"{name} is for candidates from the batch; give it or the loader's neg_sampling")
             count = maker.assembler.store.schema.node_type(maker.task.key[2]).num_nodes
             if self.log_q is not None and self.log_q.numel() != count:
                 raise ConfigError(f"log_q has {self.log_q.numel()} numbers for {count} {maker.task.key[2]!r} nodes")
-        weights = None if self.weight is None else weights_of_links(self.weight, maker).to(context.device)
         log_q = None if self.log_q is None else self.log_q.to(context.device)
-        return replace(self, log_q=log_q, running=Running(context, weights))
+        weights = values["weight"].view(-1) if "weight" in values else None
+        return replace(self, log_q=log_q, running=Running(context, weights, values.get("features")))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         links, takes_links = links_of_batch(batch, self.needs_candidates), getattr(model, "takes_links", False)
         links = links.spread() if takes_links else links
         is_there = links.ends[1] >= 0  # a candidate of -1 is none
         links = links._replace(ends=links.ends.clamp(min=0))
+        if self.features is not None:
+            if self.running is None or self.running.features is None or takes_links:
+                way_out = "let a decoder score the links" if takes_links else "use task.bound(loader, context)"
+                raise ConfigError(f"features are for the decoder, which does not get them here; {way_out}")
+            links = links.with_features(self.running.features)
         (source, destination), ends, width = links.types, links.ends, links.width
         if width == 0 and takes_links:  # every source with every destination
             width = ends.shape[1]
@@ -133,8 +152,8 @@ class LinkPrediction(MonitoredTask):
         else:
             decoder = decoder_of(model)
             if width == 0:
-                left, right = of_source.index_select(0, ends[0]), of_destination.index_select(0, ends[1])
-                return self._in_batch(decoder.against(left, self._of_all_ranks(right, model)), links, batch, model)
+                right = self._of_all_ranks(of_destination.index_select(0, ends[1]), model)
+                return self._in_batch(decoder.against(links.left(of_source), right), links, batch, model)
             found = decoded_scores(decoder, links, of_source, of_destination)
         if links.shared is not None:
             return found.view(-1, links.width or 1)
@@ -230,11 +249,12 @@ class LinkPrediction(MonitoredTask):
         return collection(device, **chosen)
 
 
-def check_labels(task: Task, loader: Loader, model: nn.Module, device: torch.device) -> Task:
+def check_labels(task: Task, loader: Loader, model: nn.Module, context: Context, *, training: bool) -> Task:
     """Check the labels before the first batch if the device is a GPU; raise an error for an invalid label.
 
-    Numbers of relations are checked on any device. Return the task. A task on links checks labels batch by batch on a
-    CPU. On a GPU, it does so only if a transform or a server makes the links, because these are not known in advance.
+    Numbers of relations and features of links are checked on any device. Return the task, bound to the loader. A task
+    on links checks labels batch by batch on a CPU. On a GPU, it does so only if a transform or a server makes the
+    links, because these are not known in advance.
     """
     maker, decoder = getattr(loader, "maker", None), getattr(unwrap(model), "decoder", None)
     is_triplet = isinstance(maker, LinkMaker) and maker.task.negatives is not None and maker.task.negatives.is_triplet()
@@ -246,11 +266,15 @@ def check_labels(task: Task, loader: Loader, model: nn.Module, device: torch.dev
             if relations is None:
                 raise ConfigError("num_relations needs the number of each link's; give the loader edge_label, triplets")
             check_ids("edge_label", relations, task.num_relations, ConfigError)
-    if isinstance(task, NodeTask) and isinstance(maker, NodeMaker) and device.type != "cpu":
+    on_cpu = context.device.type == "cpu"
+    if isinstance(task, NodeTask) and isinstance(maker, NodeMaker) and not on_cpu:
         task.check(maker.assembler.store, maker.nodes, maker.node_type)
     if not isinstance(task, LinkPrediction):
         return task
-    if device.type == "cpu" or not isinstance(maker, LinkMaker) or maker.transform is not None:
+    task = task.bound(loader, context, training=training)
+    features = None if task.running is None else task.running.features
+    (decoder if isinstance(decoder, Decoder) else Dot()).check_features(0 if features is None else features.shape[1])
+    if on_cpu or not isinstance(maker, LinkMaker) or maker.transform is not None:
         return replace(task, checks_on_gpu=True)
     if maker.labels is not None and not is_triplet:
         task.check(maker.labels, maker.ends)

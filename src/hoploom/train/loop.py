@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -144,9 +144,7 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
             raise ConfigError("ReduceLROnPlateau needs a metric; give validate")
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
-    learner.task = check_labels(learner.task, loader, learner.model, context.device)
-    if isinstance(learner.task, LinkPrediction):
-        learner.task = learner.task.bound(loader, context)
+    learner.task = check_labels(learner.task, loader, learner.model, context, training=True)
 
 
 def _seek_loader(learner: Learner) -> None:
@@ -451,7 +449,7 @@ def evaluate(
     if (other := next((rank for rank, one in enumerate(described) if one != described[0]), None)) is not None:
         raise ConfigError(difference_of((0, described[0]), (other, described[other]), context.world_size))
     if isinstance(task, LinkPrediction):  # fit checks the labels of training nodes, a run those of all splits
-        task = check_labels(replace(task, running=None), loader, model, context.device)  # weights are for training
+        task = check_labels(task, loader, model, context, training=False)
     metrics, total = task.new_metrics(context.device), torch.zeros(2, dtype=torch.float64)
     context.sync_buffers(module)
 

@@ -87,6 +87,11 @@ def test_an_mlp_is_its_layers_over_joined_rows() -> None:
     decoder, sources, destinations = MLP(D, 8), torch.randn(5, D), torch.randn(5, D)
     joined = decoder.layers(torch.cat([sources, destinations], dim=1))[:, 0]
     torch.testing.assert_close(decoder(sources, destinations), joined)
+    features, decoder = torch.randn(5, 3), MLP(D, 8, edge_channels=3)
+    joined = decoder.layers(torch.cat([sources, features, destinations], dim=1))[:, 0]
+    rows = torch.cat([sources, features], dim=1)
+    torch.testing.assert_close(decoder(rows, destinations), joined)
+    torch.testing.assert_close(decoder.against(rows, destinations).diagonal(), joined)
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 22])

@@ -85,6 +85,12 @@ def test_candidates_of_all_ranks_are_those_of_one_process(found: Any) -> None:
     assert found["in batch, own"][0][0] < 0.95 * of_one[0][0]  # fewer candidates are an easier choice
 
 
+def test_two_ranks_score_links_with_the_features_of_one_process(found: Any) -> None:
+    for name, ours in fit_workers.features_curve(alone()).items():
+        for one, two in zip(ours, found["features"][name], strict=True):
+            torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
+
+
 def test_two_ranks_rank_links_to_the_very_bits_of_one_process(found: Any) -> None:
     alone_found = fit_workers.all_metrics(alone())
     for where in ("ranked links", "ranked links 200"):

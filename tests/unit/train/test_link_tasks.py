@@ -347,9 +347,9 @@ def test_weights_count_in_training_and_not_in_evaluation() -> None:
     ("weight", "message"),
     [
         ("likes", r"weight is 'likes', and edges of .* have \['stars'\]; name one, or give a tensor"),
-        (torch.ones(3), "weight has 3 numbers for 90 links"),
-        (-torch.ones(90), r"link \[.*\] has the weight -1.0; weights are 0 or greater"),
-        (torch.full((90,), torch.nan), "has the weight nan"),
+        (torch.ones(3), r"weight has shape \[3\] for 90 links; give one number for each"),
+        (-torch.ones(90), r"link \[.*\] has weight \[-1.0\]; give finite numbers of at least 0"),
+        (torch.full((90,), torch.nan), r"has weight \[nan\]"),
     ],
 )
 def test_bad_weights_are_one_error_before_the_first_step(weight: Any, message: str) -> None:
