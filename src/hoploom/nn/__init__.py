@@ -1,7 +1,8 @@
 """Layers and models, with PyG's arguments and parameters, for sampled batches and whole graphs."""
 
+from hoploom.nn.attention import GATConv, GATv2Conv
 from hoploom.nn.decoders import MLP, Bilinear, ComplEx, Cosine, Decoder, DistMult, Dot, RotatE, TransE
-from hoploom.nn.layers import Conv, GATConv, GCNConv, GINConv, LayerView, SAGEConv, views_of
+from hoploom.nn.layers import Conv, GCNConv, GINConv, GINEConv, LayerView, SAGEConv, views_of
 from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, RelationLayer, Shape
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "DistMult",
     "Dot",
     "GATConv",
+    "GATv2Conv",
     "GCNConv",
     "GINConv",
+    "GINEConv",
     "GraphSAGE",
     "LayerView",
     "RelationLayer",

@@ -20,9 +20,8 @@ from torch_geometric.data import Data, HeteroData
 from hoploom import ops
 from hoploom.batch import Block
 from hoploom.config.values import as_int
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, DataError
 from hoploom.ops import InEdges
-from hoploom.ops.edges import add_ends as _add_ends
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 Ends = tuple[int, int]  # channels of sources and destinations
@@ -176,10 +175,16 @@ def eager(function: Function) -> Function:
 
 
 aggregate = eager(ops.aggregate)
-softmax = eager(ops.softmax)
-add_ends = eager(_add_ends)
+aggregate_messages = eager(ops.aggregate_messages)
 group = eager(InEdges.of)
-with_loops: Callable[[InEdges], InEdges] = eager(lambda edges: edges.with_loops)
+with_weights = eager(InEdges.weighted)
+with_features = eager(InEdges.with_features)
+
+
+@eager
+def aggregate_features(features: Tensor, edges: InEdges, reduce: ops.Reduce) -> Tensor:
+    """Return the aggregate of the rows of each destination's edges: [num_destinations, k]."""
+    return ops.aggregate(features, edges.own_rows, reduce, edges.weights)
 
 
 class Conv(nn.Module):
@@ -188,6 +193,7 @@ class Conv(nn.Module):
     reduce: ops.Reduce | None = None  # of `propagate`; None if `propagate` cannot take aggregated rows
     needs_degrees = False  # uses the sources' in-degrees in the whole graph if they are given
     in_channels: int | None = None  # of sources, if known
+    edge_dim: int | None = None  # width of the edge features that it reads; None: it reads none
 
     def forward(
         self,
@@ -196,13 +202,15 @@ class Conv(nn.Module):
         x_dst: Tensor | None = None,
         aggregated: Tensor | None = None,
         edge_weight: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> Tensor:
         """Return the destinations' rows [num_destinations, out_channels] from the sources x [num_sources, in_channels].
 
         `edges` may be an edge_index of PyG: then all nodes are destinations. `x_dst` are the rows of the destinations
         themselves, by default their rows in x. `aggregated` [num_destinations, in_channels], if given, is used
         instead of aggregating x. `edge_weight` [num_edges], in the order of edge_index, multiplies the rows before they
-        are summed; a mean still divides by the number of edges.
+        are summed; a mean still divides by the number of edges. `edge_attr` [num_edges, edge_dim] are edge features, in
+        this order, too.
         """
         if self.in_channels not in (None, x.shape[-1]):
             raise ConfigError(f"{type(self).__name__} has in_channels={self.in_channels}, x has rows of {x.shape[-1]}")
@@ -214,10 +222,29 @@ class Conv(nn.Module):
         if isinstance(edges, Tensor):
             edges = group(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
         if edge_weight is not None:
-            edges = edges.weighted(edge_weight)
+            edges = with_weights(edges, edge_weight)
+        if edge_attr is not None:
+            if self.edge_dim is None:
+                raise ConfigError(
+                    f"{type(self).__name__} reads no edge_attr; give a SAGEConv, GATConv or GATv2Conv edge_dim=, take "
+                    "GINEConv, or leave edge_attr out"
+                )
+            edges = with_features(edges, edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
         if x_dst is None:
             x_dst = x[edges.first : edges.first + edges.num_destinations]
         return self.propagate(x if aggregated is not None else self.project(x), edges, x_dst, aggregated)
+
+    def features_of(self, edges: InEdges, dtype: torch.dtype) -> Tensor:
+        """Return the features of the edges in a dtype; raise ConfigError unless they are `edge_dim` wide."""
+        features, reads = edges.features, f"{type(self).__name__} reads edge features (edge_dim={self.edge_dim})"
+        if features is None:
+            raise ConfigError(f"{reads}, but the edges have none; pass edge_attr=, or load batches with edge_attr")
+        if features.shape[1] != self.edge_dim:
+            raise ConfigError(
+                f"{reads}, but those of the edges are {features.shape[1]} wide; make the layer with "
+                "edge_dim=edge_attr.shape[1]"
+            )
+        return features.to(dtype)
 
     @property
     def projects(self) -> bool:
@@ -233,7 +260,7 @@ class Conv(nn.Module):
         raise NotImplementedError
 
 
-def _ends(in_channels: int | Ends) -> Ends:
+def ends_of(in_channels: int | Ends) -> Ends:
     ends = tuple(in_channels) if isinstance(in_channels, tuple | list) else (in_channels,) * 2
     if len(ends) != 2:
         raise ConfigError(f"in_channels is {in_channels!r:.80}; give one width, or those of sources and destinations")
@@ -250,26 +277,24 @@ def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
     return added
 
 
-def _plus_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+def plus_bias(out: Tensor, bias: Tensor | None) -> Tensor:
     """Return out + bias in the dtype of `out`."""
     return out if bias is None else out + bias.to(out.dtype)
 
 
-def _refuse_weights(conv: Conv, edges: InEdges) -> None:
+def refuse_weights(conv: Conv, edges: InEdges) -> None:
     if edges.weights is not None:
         raise ConfigError(
-            f"{type(conv).__name__} takes no edge weights; use SAGEConv or GINConv, or call the hook's data other than "
-            f"{EDGE_WEIGHT!r}"
+            f"{type(conv).__name__} takes no edge weights; use SAGEConv, GCNConv or GINConv, or call the hook's data "
+            f"other than {EDGE_WEIGHT!r}"
         )
-
-
-def _inverse_root(degrees: Tensor) -> Tensor:
-    """Return 1 / sqrt(degree + 1), where the 1 counts the node's self-loop."""
-    return (degrees + 1).to(torch.float32).rsqrt()
 
 
 class SAGEConv(Conv):
     """GraphSAGE: `lin_l(aggregated sources) + lin_r(destination)`.
+
+    With `edge_dim`, which PyG's layer does not have, `+ lin_edge(aggregated edge features)`: the layer is then a
+    GraphSAGE whose sources' rows are joined with the features of the edge.
 
     >>> conv = SAGEConv(100, 256)
     >>> conv.load_state_dict(torch_geometric.nn.SAGEConv(100, 256).state_dict())
@@ -283,20 +308,25 @@ class SAGEConv(Conv):
         normalize: bool = False,
         root_weight: bool = True,
         bias: bool = True,
+        edge_dim: int | None = None,
     ) -> None:
         super().__init__()
-        source, destination = _ends(in_channels)
-        self.in_channels = source
+        source, destination = ends_of(in_channels)
+        self.in_channels, self.edge_dim = source, edge_dim
         if aggr not in REDUCES:
             raise ConfigError(f"aggr is {aggr!r}; choose one of {list(REDUCES)}")
         self.reduce = REDUCES[aggr]
         self.normalize = normalize
         self.lin_l = nn.Linear(source, out_channels, bias=bias)
         self.lin_r = nn.Linear(destination, out_channels, bias=False) if root_weight else None
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, out_channels, bias=False)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         assert self.reduce is not None
         out: Tensor = self.lin_l(aggregate(z, edges, self.reduce, edges.weights) if aggregated is None else aggregated)
+        if self.lin_edge is not None:
+            features = self.features_of(edges, z.dtype)
+            out = _plus_linear(out, self.lin_edge, aggregate_features(features, edges, self.reduce))
         if self.lin_r is not None:
             out = _plus_linear(out, self.lin_r, x_dst)
         return F.normalize(out, dim=-1) if self.normalize else out
@@ -305,6 +335,7 @@ class SAGEConv(Conv):
 class GCNConv(Conv):
     """Graph convolution, normalised by the square roots of the degrees of both ends, with a self-loop at every node.
 
+    With edge weights, which are at least 0, degrees are sums of weights; a self-loop weighs 1 unless the edges have it.
     If the batch has the degrees in the whole graph, the weight of a sampled edge is divided by the share of its
     destination's edges that were sampled. With uniform sampling, the expected result is then that of the whole graph.
     """
@@ -315,7 +346,7 @@ class GCNConv(Conv):
         super().__init__()
         if isinstance(in_channels, tuple | list):
             raise ConfigError(f"in_channels is {in_channels!r:.80}; GCNConv has one width for both ends: give a number")
-        self.in_channels, _ = _ends(in_channels)
+        self.in_channels, _ = ends_of(in_channels)
         self.lin = nn.Linear(self.in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.lin.weight)
@@ -324,91 +355,58 @@ class GCNConv(Conv):
         return self.lin(x)  # type: ignore[no-any-return]
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        _refuse_weights(self, edges)
         looped, weights = _normalised(edges)
-        return _plus_bias(aggregate(z, looped, "sum", weights), self.bias)
+        return plus_bias(aggregate(z, looped, "sum", weights), self.bias)
 
 
 @eager
 def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
     """Return the edges with a self-loop at every node, and the weight of each edge."""
-    looped = edges.with_loops
-    degrees = edges.in_degrees_of_sources
-    own = degrees[edges.first : edges.first + edges.num_destinations]
-    drawn = looped.degrees - 1
-    scaled = _inverse_root(own) * (own / drawn.clamp(min=1))
-    weights = _inverse_root(degrees[looped.sources.to(torch.int64)]) * scaled[looped.destinations]
-    weights[looped.indptr[1:] - 1] = _inverse_root(own).square()  # the loops are not sampled
-    return looped, weights
+    looped, own = edges.with_loops, slice(edges.first, edges.first + edges.num_destinations)
+    rows = None  # weights of the edges, then those of loops
+    if edges.weights is None:
+        degrees, drawn = edges.in_degrees_of_sources, looped.degrees - 1
+        root = (degrees + 1).to(torch.float32).rsqrt()
+    else:
+        sums, loops = (of_whole[: edges.num_sources] for of_whole in _weighted_degrees(edges.whole or edges))
+        degrees, drawn = sums if edges.source_degrees is None else _checked_sums(edges.source_degrees), sums[own]
+        root = (degrees + loops).rsqrt()
+        root, rows = root.masked_fill(root.isinf(), 0), torch.cat([edges.weights, loops[own]])
+    scaled = root[own] * (degrees[own] / drawn.masked_fill(drawn == 0, 1))
+    weights = root.index_select(0, looped.sources) * scaled.index_select(0, looped.destinations)
+    weights[looped.indptr[1:] - 1] = root[own].square()  # the loops are not sampled
+    assert looped.permutation is not None
+    return looped, weights if rows is None else weights * rows.index_select(0, looped.permutation)
 
 
-class GATConv(Conv):
-    """Graph attention: each head weights the sources of a destination by a softmax of their scores.
+def _weighted_degrees(edges: InEdges) -> tuple[Tensor, Tensor]:
+    """Return, for each source, the sum of the weights of its in-edges but loops, and the weight of its loop, else 1."""
+    weights = edges.weights
+    assert weights is not None
+    if weights.dim() != 1 or (weights.device.type == "cpu" and bool((weights < 0).any())):
+        raise DataError("GCNConv takes one weight of at least 0 per edge; use SAGEConv or GINConv for other weights")
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    places = torch.arange(edges.num_edges, device=weights.device).masked_fill(~edges.are_loops, -1)
+    last = places.new_full((edges.num_destinations,), -1).scatter_reduce(0, edges.destinations, places, "amax")
+    loops = torch.cat([weights, weights.new_ones(1)])[last]  # -1: none
+    sums = ops.aggregate(weights.masked_fill(edges.are_loops, 0).unsqueeze(1), edges.own_rows, "sum").squeeze(1)
+    others = (edges.first, edges.num_sources - edges.num_destinations - edges.first)
+    return F.pad(sums, others), F.pad(loops, others, value=1)
 
-    The scores are linear in x, so the matrix product that projects x computes them, too, as additional columns.
-    """
 
-    def __init__(
-        self,
-        in_channels: int | Ends,
-        out_channels: int,
-        heads: int = 1,
-        concat: bool = True,
-        negative_slope: float = 0.2,
-        dropout: float = 0.0,
-        add_self_loops: bool = True,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        self.heads, self.width = heads, out_channels
-        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
-        self.add_self_loops = add_self_loops
-        self.is_bipartite = isinstance(in_channels, tuple | list)
-        source, destination = _ends(in_channels)
-        self.in_channels = source
-        if self.is_bipartite:
-            self.lin_src = nn.Linear(source, heads * out_channels, bias=False)
-            self.lin_dst = nn.Linear(destination, heads * out_channels, bias=False)
-        else:
-            self.lin = nn.Linear(source, heads * out_channels, bias=False)
-        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.bias = nn.Parameter(torch.zeros(heads * out_channels if concat else out_channels)) if bias else None
-        for linear in (module for module in self.children() if isinstance(module, nn.Linear)):
-            nn.init.xavier_uniform_(linear.weight)
-        for att in (self.att_src, self.att_dst):
-            nn.init.uniform_(att, -(bound := math.sqrt(6.0 / (heads + out_channels))), bound)
-
-    def project(self, x: Tensor) -> Tensor:
-        """Return the projected rows, with the heads' scores as last columns: [num_sources, heads * width + heads]."""
-        weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
-        return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
-
-    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        _refuse_weights(self, edges)
-        if self.add_self_loops:
-            edges = with_loops(edges)
-        rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
-        weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
-        of_destinations = F.linear(x_dst, self._scorer(weight, self.att_dst))
-        scores = F.leaky_relu(add_ends(of_sources, of_destinations, edges), self.negative_slope)
-        if self.dropout and self.training:
-            out = aggregate(rows, edges, "sum", F.dropout(softmax(scores, edges), self.dropout))
-        else:
-            out = aggregate(rows, edges, "softmax", scores)
-        if not self.concat:
-            out = out.view(-1, self.heads, self.width).mean(dim=1)
-        return _plus_bias(out, self.bias)
-
-    def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
-        """Return the matrix that maps x to the heads' scores: [heads, in_channels]."""
-        return torch.einsum("hci,hc->hi", weight.view(self.heads, self.width, -1), att[0])
+def _checked_sums(degrees: Tensor) -> Tensor:
+    if not degrees.is_floating_point():
+        raise ConfigError(
+            "in_degree has numbers of edges; with edge weights, GCNConv needs sums of weights: set batch.in_degree to "
+            "float32 sums over the in-edges of each node in the whole graph, or load batches without degrees="
+        )
+    return degrees
 
 
 class GINConv(Conv):
     """Graph isomorphism: a network applied to (1 + eps) destination + sum of sources."""
 
-    reduce = "sum"
+    reduce: ops.Reduce | None = "sum"
 
     def __init__(self, nn: nn.Module, eps: float = 0.0, train_eps: bool = False) -> None:
         super().__init__()
@@ -421,3 +419,31 @@ class GINConv(Conv):
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         total = aggregate(z, edges, "sum", edges.weights) if aggregated is None else aggregated
         return self.nn(total + (1 + self.eps).to(x_dst.dtype) * x_dst)  # type: ignore[no-any-return]
+
+
+class GINEConv(GINConv):
+    """Graph isomorphism with edge features: a network applied to (1 + eps) destination + sum of relu(source + feature).
+
+    `nn` begins with a linear layer. With `edge_dim`, a linear layer maps features to the width of x.
+
+    >>> GINEConv(torch.nn.Linear(100, 256), edge_dim=4)(x, edge_index, edge_attr=edge_attr)
+    """
+
+    reduce = None
+
+    def __init__(self, nn: nn.Module, eps: float = 0.0, train_eps: bool = False, edge_dim: int | None = None) -> None:
+        super().__init__(nn, eps, train_eps)
+        first = nn[0] if isinstance(nn, torch.nn.Sequential) else nn
+        width = getattr(first, "in_features", getattr(first, "in_channels", None))
+        if not isinstance(width, int):
+            raise ConfigError(f"nn begins with {type(first).__name__}; GINEConv needs a linear layer there")
+        self.in_channels, self.edge_dim = width, edge_dim or width
+        self.lin = None if edge_dim is None else torch.nn.Linear(edge_dim, width)
+
+    def project(self, x: Tensor) -> Tensor:
+        return x if self.lin is None else x + self.lin.bias.to(x.dtype)
+
+    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        refuse_weights(self, edges)
+        term = ops.EdgeTerm(self.features_of(edges, z.dtype), None if self.lin is None else self.lin.weight)
+        return super().propagate(z, edges, x_dst, aggregate_messages(z, edges, "sum", term, "relu"))

@@ -15,11 +15,11 @@ from torch_geometric.nn.resolver import activation_resolver
 from hoploom import ops
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
+from hoploom.nn.attention import GATConv
 from hoploom.nn.layers import (
     Aggr,
     Conv,
     Ends,
-    GATConv,
     GCNConv,
     GINConv,
     LayerView,
@@ -293,7 +293,7 @@ class GNN(nn.Module):
     def first_reduce(self) -> ops.Reduce | None:
         """The value for the loader's `aggregate=`: the sum or mean that layer one takes of raw features; else None."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
-        reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
+        reduces = {None if conv.projects or conv.edge_dim or conv.reduce == "max" else conv.reduce for conv in convs}
         bare = not (self.shape.norm or self.shape.residual)
         return reduces.pop() if bare and len(reduces) == 1 else None
 

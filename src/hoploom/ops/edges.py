@@ -124,7 +124,12 @@ class InEdges:
         return InEdges(indptr, sources.index_select(0, order), num_sources, order)
 
     def weighted(self, weights: Tensor) -> "InEdges":
-        """Return the edges with `weights`, one per edge in the order of the edge_index that was passed to `of`."""
+        """Return the edges with `weights`, one per edge in the order of the edge_index that was passed to `of`.
+
+        A GPU is not asked whether there are NaNs among them.
+        """
+        if rows.runs_in_core(weights) and bool(weights.isnan().any()):
+            raise DataError("weights of edges have NaNs; replace them, or drop these edges")
         return replace(self, weights=self._in_order("weights", weights))
 
     def with_features(self, features: Tensor) -> "InEdges":
@@ -224,16 +229,33 @@ class InEdges:
 
     @cached_property
     def with_loops(self) -> "InEdges":
-        """The edges without existing self-loops, and with one self-loop as the last edge of every destination."""
+        """The edges without existing self-loops, and with one self-loop as the last edge of every destination.
+
+        `permutation` has the index of each edge among these; it is num_edges + d for the loop of destination d.
+        """
         num_lists, most = self.num_destinations, self.num_edges + self.num_destinations
+        if num_lists + self.first > self.num_sources:
+            raise ConfigError(
+                f"{self.num_sources} sources cannot have self-loops at {num_lists} destinations; give the layer "
+                "add_self_loops=False"
+            )
         lists = torch.arange(num_lists + 1, device=self.indptr.device)
         indptr = self._kept_before[self.indptr] + lists
         places = (self._kept_before[:-1] + self.destinations).masked_fill(~self._are_kept, most)
-        sources = self.sources.new_zeros(most + 1)  # the last entry takes edges that are dropped
-        sources.scatter_(0, places, self.sources)
-        sources.scatter_(0, indptr[1:] - 1, (lists[:-1] + self.first).to(sources.dtype))
-        length = int(indptr[-1]) if rows.runs_in_core(indptr) else most
-        return InEdges(indptr, sources[:length], self.num_sources, None, self.first)
+        places = torch.cat([places, indptr[1:] - 1])
+        order = places.new_full((most + 1,), most - 1)  # the last entry takes edges that are dropped
+        order.scatter_(0, places, torch.arange(most, device=self.indptr.device))
+        order = order[: int(indptr[-1]) if rows.runs_in_core(indptr) else most]
+        ends = torch.cat([self.sources, (lists[:-1] + self.first).to(self.sources.dtype)])
+        return InEdges(indptr, ends.index_select(0, order), self.num_sources, order, self.first)
+
+    @cached_property
+    def own_rows(self) -> "InEdges":
+        """Lists of the same lengths, with the edges themselves as sources: they aggregate a row per edge."""
+        places = torch.arange(self.num_edges + 1, device=self.indptr.device)
+        own = InEdges(self.indptr, places[:-1], self.num_edges)
+        own.__dict__["transposed"] = OutEdges(places.minimum(self.indptr[-1]), self.destinations, None)
+        return own
 
     @cached_property
     def _are_edges(self) -> Tensor | None:

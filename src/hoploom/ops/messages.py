@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from hoploom.errors import ConfigError
 from hoploom.ops import edges as _edges
-from hoploom.ops.edges import InEdges, OutEdges, aggregate
+from hoploom.ops.edges import InEdges, aggregate
 
 Act = Literal["relu", "square"]
 MessageReduce = Literal["sum", "mean", "max"]
@@ -55,7 +55,7 @@ def aggregate_messages(
     messages = _edges.add_ends(values, None, edges) + added.projected
     if act is not None:
         messages = messages.relu() if act == "relu" else messages.square()
-    return aggregate(messages, _of_own_rows(edges), reduce).to(x.dtype)
+    return aggregate(messages, edges.own_rows, reduce).to(x.dtype)
 
 
 def pair_scores(
@@ -131,14 +131,6 @@ def _checked(added: EdgeTerm, edges: InEdges, x: Tensor) -> EdgeTerm:
     if weight is not None and weight.shape != (width, rows.shape[1]):
         raise ConfigError(f"added.weight has shape {tuple(weight.shape)}; give [{width}, {rows.shape[1]}]")
     return EdgeTerm(rows.to(x.dtype), None if weight is None else weight.to(x.dtype))
-
-
-def _of_own_rows(edges: InEdges) -> InEdges:
-    """Return lists of the same lengths, with the edges themselves as sources: they aggregate a row per edge."""
-    places = torch.arange(edges.num_edges + 1, device=edges.indptr.device)
-    own = InEdges(edges.indptr, places[:-1], edges.num_edges)
-    own.__dict__["transposed"] = OutEdges(places.minimum(edges.indptr[-1]), edges.destinations, None)
-    return own
 
 
 class _Dots(Function):
