@@ -38,7 +38,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1535,
     "ranks": 1930,
     "load": 3235,
-    "nn": 1690,
+    "nn": 1905,
     "serve": 4270,
     "train": 4885,
     "gpu": 2650,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1765,
 }
-BUDGET, MOST_FILES = 46_080, 230
+BUDGET, MOST_FILES = 46_300, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -1,11 +1,15 @@
 """torch.compile on the built-in models: the same results and gradients, and not compiled for every size of a batch."""
 
+from typing import Any
+
 import pytest
 import torch
 from support.graphs import random_graph
 from support.models import books, heterogeneous, homogeneous
+from torch import nn
 from torch._dynamo.utils import counters
 
+import hoploom.nn as hnn
 from hoploom import NeighborLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of torch about its own
@@ -49,3 +53,24 @@ def test_a_compiled_model_of_relations_gives_what_the_model_gives() -> None:
     model = heterogeneous("rsage", data)
     batch = next(iter(NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=2)))
     torch.testing.assert_close(torch.compile(model, backend="eager")(batch)["paper"], model(batch)["paper"])
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        hnn.GATConv(8, 4, heads=2, edge_dim=3, residual=True),
+        hnn.GATv2Conv(8, 4, heads=2, edge_dim=3),
+        hnn.GINEConv(nn.Linear(8, 4), edge_dim=3),
+        hnn.SAGEConv(8, 4, edge_dim=3),
+    ],
+    ids=lambda conv: type(conv).__name__,
+)
+def test_a_layer_with_edge_features_is_compiled_but_for_its_kernels(conv: Any) -> None:
+    torch._dynamo.reset()
+    x, edge_index, edge_attr = torch.randn(30, 8), torch.randint(30, (2, 200)), torch.randn(200, 3)
+    compiled = torch.compile(conv, backend="eager")(x, edge_index, edge_attr=edge_attr)
+    torch.testing.assert_close(compiled, conv(x, edge_index, edge_attr=edge_attr))
+    torch._dynamo.reset()
+    breaks = torch._dynamo.explain(conv)(x, edge_index, edge_attr=edge_attr).break_reasons
+    assert breaks
+    assert all("torch.compiler.disable" in one.reason for one in breaks), breaks

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import scatter
 
-import hoploom
 import hoploom.nn as hnn
 from hoploom import ConfigError, DataError, HoploomError, NeighborLoader
+from hoploom.nn import views_of
 from hoploom.ops import InEdges
 
 K = 3  # edge features
@@ -53,7 +53,7 @@ def restored_threads() -> Iterator[None]:
 
 
 def graph(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Rows of 40 nodes, and edges in no order: some are self-loops, no two have both ends in common, a node has none."""
+    """Rows of 40 nodes, and edges in no order: some are self-loops, none is there twice, a node has none."""
     torch.manual_seed(3)
     edge_index = torch.randint(39, (2, 300))
     edge_index[:, ::50] = torch.arange(6)
@@ -83,6 +83,11 @@ def results(conv: Any, compute: Callable[..., Tensor], *inputs: Tensor) -> dict[
     return {"out": out.detach(), **grads, **{str(number): leaf.grad for number, leaf in enumerate(leaves)}}
 
 
+def called(conv: Any, edge_index: Tensor, *names: str) -> Callable[..., Tensor]:
+    """A call of the layer with the rows of its nodes, and those of its edges under these names."""
+    return lambda x, *of_edges: conv(x, edge_index, **dict(zip(names, of_edges, strict=True)))
+
+
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 1e-10) -> None:
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
@@ -95,13 +100,12 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: f
 def test_a_layer_is_pygs_with_its_gradients(name: str, dtype: torch.dtype, tolerance: float) -> None:
     ours, theirs = both({**LAYERS, **PLAIN, **WEIGHTED}[name], dtype)
     x, edge_index = graph(dtype)
-    given = "edge_weight" if name in WEIGHTED else "edge_attr"
-    width = () if name in WEIGHTED else (8 if name == "gine_wide" else K,)
-    of_edges = [] if name in PLAIN else [torch.rand(edge_index.shape[1], *width, dtype=dtype) - (name in LAYERS) / 2]
-    found = [
-        results(conv, lambda x, *rest: conv(x, edge_index, **{given: one for one in rest}), x, *of_edges)  # noqa: B023
-        for conv in (ours, theirs)
-    ]
+    of_edges = {"edge_attr": torch.randn(edge_index.shape[1], ours.edge_dim or 1, dtype=dtype)}
+    if name in WEIGHTED:
+        of_edges = {"edge_weight": torch.rand(edge_index.shape[1], dtype=dtype)}
+    elif name in PLAIN:
+        of_edges = {}
+    found = [results(conv, called(conv, edge_index, *of_edges), x, *of_edges.values()) for conv in (ours, theirs)]
     assert_same(*found, tolerance)
 
 
@@ -133,7 +137,7 @@ def test_sage_with_edge_features_is_sage_over_joined_rows(aggr: str) -> None:
     x, edge_index = graph()
     edge_attr = torch.randn(edge_index.shape[1], K).double()
     of_edges = torch.stack([torch.arange(edge_index.shape[1]), edge_index[1]])
-    ours = results(conv, lambda x, f: conv(x, edge_index, edge_attr=f), x, edge_attr)
+    ours = results(conv, called(conv, edge_index, "edge_attr"), x, edge_attr)
     theirs = results(joined, lambda x, f: joined((torch.cat([x[edge_index[0]], f], 1), x), of_edges), x, edge_attr)
     weight = theirs.pop("lin_l.weight")
     assert_same(ours, theirs | {"lin_l.weight": weight[:, :8], "lin_edge.weight": weight[:, 8:]})
@@ -152,7 +156,7 @@ def test_weights_multiply_the_rows_and_the_features_that_sage_aggregates(aggr: s
 
     edge_index = torch.stack([sources, destinations])
     assert_same(
-        results(conv, lambda x, f, w: conv(x, edge_index, edge_weight=w, edge_attr=f), *given),
+        results(conv, called(conv, edge_index, "edge_attr", "edge_weight"), *given),
         results(conv, formula, *given),
     )
 
@@ -164,7 +168,7 @@ def test_gin_takes_weights_below_zero() -> None:
     def formula(x: Tensor, weights: Tensor) -> Tensor:
         return conv.nn(1.2 * x + scatter(x[edge_index[0]] * weights.unsqueeze(1), edge_index[1], 0, 40))
 
-    found = results(conv, lambda x, w: conv(x, edge_index, edge_weight=w), x, weights)
+    found = results(conv, called(conv, edge_index, "edge_weight"), x, weights)
     assert_same(found, results(conv, formula, x, weights), 1e-7)  # eps is a float32
 
 
@@ -182,6 +186,49 @@ def test_a_layer_on_a_part_gives_what_it_gives_on_the_whole_graph(name: str) -> 
         torch.testing.assert_close(part, whole[:12], atol=1e-10, rtol=1e-10)
 
 
+def weighted_graph() -> Data:
+    data = random_graph(60, 400, 2)  # its edges have some loops
+    data.x, data.edge_weight = torch.randn(60, 8), torch.rand(400)
+    return data
+
+
+def sums_of_weights(data: Data) -> Tensor:
+    weights = data.edge_weight.masked_fill(data.edge_index[0] == data.edge_index[1], 0)
+    return scatter(weights, data.edge_index[1], 0, data.num_nodes)
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_a_weighted_gcn_told_the_sums_of_weights_gives_what_the_whole_graph_gives(mode: str) -> None:
+    data = weighted_graph()
+    is_loop = data.edge_index[0] == data.edge_index[1]
+    data.edge_weight[is_loop] = 1
+    conv = hnn.GCNConv(8, 5)
+    whole = conv(data.x, data.edge_index, edge_weight=data.edge_weight)
+    for batch in NeighborLoader(data, [-1], batch_size=16, mode=mode, fields=["x", "edge_weight"]):
+        batch.in_degree = sums_of_weights(data)[batch.n_id]
+        edges = views_of(batch, 1, weights="edge_weight")[0].edges["node", "to", "node"]
+        torch.testing.assert_close(conv(batch.x, edges), whole[batch.input_id], atol=1e-5, rtol=1e-5)
+
+
+def test_a_sampled_subgraph_counts_the_weights_that_it_has() -> None:
+    """As PyG's layer does on the subgraph, without the degrees in the whole graph."""
+    data = weighted_graph()
+    ours, theirs = both(WEIGHTED["gcn"], torch.float32)
+    batch = next(iter(NeighborLoader(data, [3, 2], batch_size=9)))
+    first, last = (view.edges["node", "to", "node"] for view in views_of(batch, 2, weights="edge_weight"))
+    expected = theirs(batch.x, batch.edge_index, batch.edge_weight)
+    torch.testing.assert_close(ours(batch.x, first), expected[: first.num_destinations], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours(batch.x[: last.num_sources], last), expected[:9], atol=1e-5, rtol=1e-5)
+
+
+def test_sums_of_weights_may_be_zero() -> None:
+    x, edge_index = graph(torch.float32)
+    ours, theirs = both(WEIGHTED["gcn"], torch.float32)
+    weights = torch.zeros(edge_index.shape[1])
+    out = ours(x, edge_index, edge_weight=weights)
+    torch.testing.assert_close(out, theirs(x, edge_index, weights), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", [*LAYERS, *WEIGHTED, "sage"])
 def test_results_have_the_same_bits_for_one_thread_and_two(name: str) -> None:
     torch.manual_seed(0)
@@ -191,6 +238,69 @@ def test_results_have_the_same_bits_for_one_thread_and_two(name: str) -> None:
     given, found = "edge_weight" if name in WEIGHTED else "edge_attr", []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append(results(conv, lambda x, rows: conv(x, edge_index, **{given: rows}), x, of_edges))
+        found.append(results(conv, called(conv, edge_index, given), x, of_edges))
     for key, value in found[0].items():
         assert torch.equal(value, found[1][key]), key
+
+
+@pytest.mark.parametrize("make", [hnn.GATConv, hnn.GATv2Conv])
+def test_attention_drops_out_edges_only_while_it_trains(make: Make) -> None:
+    (x, edge_index), conv = graph(torch.float32), make(8, 5, dropout=0.5, edge_dim=K)
+    edge_attr = torch.randn(edge_index.shape[1], K)
+    trained = torch.stack([conv(x, edge_index, edge_attr=edge_attr) for _ in range(400)])
+    conv.eval()
+    expected = conv(x, edge_index, edge_attr=edge_attr)
+    assert torch.equal(conv(x, edge_index, edge_attr=edge_attr), expected)
+    assert not torch.equal(trained[0], trained[1])
+    assert bool(((trained.mean(0) - expected).abs() <= 5 * trained.std(0) / 20 + 1e-6).all())
+
+
+def edge_attr_of(width: int) -> dict[str, Tensor]:
+    return {"edge_attr": torch.randn(2, width)}
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "error", "words"),
+    [
+        (lambda: hnn.GATv2Conv(8, 5, edge_dim=3), {}, ConfigError, r"edge_dim=3.*none; pass edge_attr="),
+        (lambda: hnn.GINEConv(nn.Linear(8, 5)), {}, ConfigError, r"edge_dim=8.*none; pass edge_attr="),
+        (lambda: hnn.GATConv(8, 5), edge_attr_of(3), ConfigError, r"GATConv reads no edge_attr; give .* edge_dim="),
+        (lambda: hnn.GCNConv(8, 5), edge_attr_of(3), ConfigError, r"GCNConv reads no edge_attr"),
+        (lambda: hnn.GATConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
+        (lambda: hnn.SAGEConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
+        (lambda: hnn.GINEConv(nn.Linear(8, 5)), edge_attr_of(4), ConfigError, r"GINEConv .*edge_dim=8.*4 wide"),
+        (lambda: hnn.GINEConv(nn.ReLU()), {}, ConfigError, r"nn begins with ReLU; .*linear"),
+        (lambda: hnn.GATConv(8, 5, edge_dim=3, fill_value="max"), {}, ConfigError, r"fill_value is 'max'; give"),
+        (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.tensor([1, torch.nan])}, DataError, r"NaNs; replace"),
+        (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.tensor([1, torch.nan])}, DataError, r"NaNs; replace"),
+        (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.tensor([1, -0.5])}, DataError, r"at least 0 .*use SAGEConv"),
+        (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.ones(2, 2)}, DataError, r"one weight of at least 0"),
+        (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.ones(3)}, ConfigError, r"give one for each edge"),
+        (lambda: hnn.GATv2Conv(8, 5), {"edge_weight": torch.ones(2)}, ConfigError, r"takes no edge weights; use SAGE"),
+    ],
+)
+def test_edges_that_a_layer_cannot_read_are_refused(
+    make: Callable[[], Any], given: dict[str, Tensor], error: type[HoploomError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make()(torch.randn(3, 8), torch.tensor([[0, 1], [1, 2]]), **given)
+
+
+def test_weights_with_numbers_of_edges_are_refused() -> None:
+    data = weighted_graph()
+    batch = next(iter(NeighborLoader(data, [3], batch_size=9, degrees=True)))
+    edges = views_of(batch, 1, weights="edge_weight")[0].edges["node", "to", "node"]
+    with pytest.raises(ConfigError, match=r"sums of weights: set batch.in_degree .*without degrees="):
+        hnn.GCNConv(8, 5)(batch.x, edges)
+
+
+def test_self_loops_need_as_many_sources() -> None:
+    with pytest.raises(ConfigError, match=r"2 sources cannot have self-loops at 3 .*add_self_loops=False"):
+        hnn.GATConv((8, 6), 5)(torch.randn(2, 8), torch.tensor([[0, 1], [1, 2]]), torch.randn(3, 6))
+
+
+def test_features_of_one_number_may_be_a_list_of_numbers() -> None:
+    (x, edge_index), conv = graph(torch.float32), hnn.GATv2Conv(8, 5, edge_dim=1)
+    numbers = torch.arange(edge_index.shape[1])
+    expected = conv(x, edge_index, edge_attr=numbers.float().view(-1, 1))
+    assert torch.equal(conv(x, edge_index, edge_attr=numbers), expected)

@@ -89,3 +89,31 @@ def test_attention_drops_out_weights_by_kernels_too(device: torch.device, by_ker
     x, edge_index = torch.randn(9, 8, device=device), torch.randint(9, (2, 30), device=device)
     assert not torch.equal(conv(x, edge_index), conv(x, edge_index))
     assert ops.softmax(torch.ones(30, 1, device=device).half(), InEdges.of(edge_index, 9, 9)).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (lambda: hnn.GATConv(8, 4, heads=2, edge_dim=3), "edge_attr"),
+        (lambda: hnn.GATv2Conv(8, 4, heads=2, edge_dim=3), "edge_attr"),
+        (lambda: hnn.GINEConv(nn.Linear(8, 4), edge_dim=3), "edge_attr"),
+        (lambda: hnn.SAGEConv(8, 4, edge_dim=3), "edge_attr"),
+        (lambda: hnn.GCNConv(8, 4), "edge_weight"),
+    ],
+)
+def test_a_layer_reads_edges_by_kernels_as_by_the_core(
+    make: Callable[[], Any], given: str, device: torch.device, by_kernels: Callable[[], None]
+) -> None:
+    torch.manual_seed(0)
+    conv, x, edge_index = make(), torch.randn(9, 8), torch.randint(9, (2, 40))
+    rows, found = torch.rand(40, 3) if given == "edge_attr" else torch.rand(40), []
+    for place in (torch.device("cpu"), device):
+        conv.to(place).zero_grad()
+        leaves = [one.detach().to(place).requires_grad_() for one in (x, rows)]
+        out = conv(leaves[0], edge_index.to(place), **{given: leaves[1]})
+        out.square().sum().backward()
+        grads = [leaf.grad for leaf in [*leaves, *conv.parameters()]]
+        found.append([value.detach().cpu().clone() for value in (out, *grads)])
+        by_kernels()
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)

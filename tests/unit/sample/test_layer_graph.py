@@ -319,10 +319,10 @@ def test_a_model_multiplies_by_the_weights_of_the_hook(kind: str) -> None:
     assert not torch.allclose(model(batch), conv(batch.x, block.edge_index, x_dst))
 
 
-@pytest.mark.parametrize("model", [hnn.GAT, hnn.GCN])
-def test_a_model_without_weights_refuses_them(model: Any) -> None:
+@pytest.mark.parametrize(("model", "words"), [(hnn.GAT, "takes no edge weights"), (hnn.GCN, "needs sums of weights")])
+def test_a_model_that_cannot_use_weights_refuses_them(model: Any, words: str) -> None:
     (batch,) = loader_of(random_graph(30, 200, 2), halved, degrees=True)
-    with pytest.raises(ConfigError, match="takes no edge weights"):
+    with pytest.raises(ConfigError, match=words):
         model(5, 8, 1, 3)(batch)
 
 
