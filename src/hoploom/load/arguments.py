@@ -284,7 +284,11 @@ def assembler_of(given: LoaderArguments, graph: PygGraph, sampling: Sampling) ->
     schema, reduce, degrees = graph.store.schema, None, False
     if isinstance(given, NeighborArguments):
         reduce, degrees = read_added(schema, sampling, given.aggregate, given.degrees), given.degrees
-    fields = read_fields(schema, given.fields, graph.frames)
+    store = given.data if isinstance(given.data, Store) else graph.store
+    fields = read_fields(store.schema, given.fields, graph.frames)
+    if fields is not None:
+        bare = {learned.node_type for learned in store.learned if learned.join is None}  # the loader adds their x
+        fields = {of: [name for name in names if name != FEATURES or of not in bare] for of, names in fields.items()}
     order, frames, deleted = graph.field_order, graph.frames, graph.deleted
     for key, named in frames.items():
         if fields is not None and sampling.mode == "blocks" and isinstance(key, tuple):

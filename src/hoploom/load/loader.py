@@ -17,7 +17,7 @@ from torch_geometric.typing import TensorFrame
 from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
-from hoploom.load.arguments import LoaderArguments, seeds_name, shown_counts
+from hoploom.load.arguments import LoaderArguments, read_fields, seeds_name, shown_counts
 from hoploom.load.assemble import Arriving, Batch, Mover, received
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
@@ -25,7 +25,7 @@ from hoploom.load.order import DividedOrder, DrawnOrder, Order, StepShare, divid
 from hoploom.load.pipeline import DEADLINE, Pipeline
 from hoploom.ranks import agreement
 from hoploom.ranks.agreement import DIVIDED, LONE, Meeting, Share
-from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, TypeKey
+from hoploom.schema import FEATURES, HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, ID_DTYPES, TypeKey
 from hoploom.store import Sharded, Store
 from hoploom.store.base import Tier
 from hoploom.store.from_pyg import PygGraph
@@ -150,6 +150,8 @@ class Loader:
         self.store = given.data if isinstance(given.data, Store) else graph.store
         if self.store.learned and maker.assembler.reduce is not None:
             raise ConfigError("aggregate= adds features up before the learned rows are there; leave it out")
+        chosen = read_fields(self.store.schema, given.fields, graph.frames)
+        self.learned = [of for of in self.store.learned if chosen is None or FEATURES in chosen[of.node_type]]
         self._given = given
         self._mover = mover
         self._watched = _WatchedData(self.data, graph)
@@ -370,7 +372,7 @@ class Loader:
     def _delivered(self, sent: Batch | Arriving) -> Batch:
         """Return a batch for the calling thread, with the learned rows of its nodes as they are now."""
         batch = received(sent)
-        for learned in self.store.learned:
+        for learned in self.learned:
             learned.attach(batch)
         return batch
 

@@ -473,7 +473,7 @@ def evaluate(
                 _update_with_nothing(metrics, task.scores(outputs), targets)
         most = -(-loader.num_whole_steps // context.world_size) if _shares_steps(loader) else len(steps)
         for _ in range(max(1, len(steps)), most):  # batches that other ranks have more than this one
-            for learned in loader.store.learned:
+            for learned in loader.learned:
                 learned.attach_nothing()
         loss_sum, num_rows = context.sum(total).tolist()
         with context.guard("computing metrics"):
