@@ -37,10 +37,10 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "store": 4220,
     "sample": 1535,
     "ranks": 1930,
-    "load": 3235,
-    "nn": 1905,
+    "load": 3245,
+    "nn": 1930,
     "serve": 4270,
-    "train": 4885,
+    "train": 4895,
     "gpu": 2650,
     "inference": 1175,
     "ranking": 1010,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1765,
 }
-BUDGET, MOST_FILES = 46_300, 230
+BUDGET, MOST_FILES = 46_350, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -31,7 +31,7 @@ from hoploom.ranks.context import Context, all_or_none, gather_json, init
 from hoploom.schema import DTYPES, FEATURES, ORIGINAL_ID, Field, NodeType, holds_text, read_ids
 from hoploom.store import Store, Wanted
 from hoploom.store.learned_fields import Join, LearnedFeatures, joined_rows
-from hoploom.system import require_memory
+from hoploom.system import memory_limit, require_memory
 
 RowOptimizer = Literal["rowwise_adagrad", "adagrad", "lazy_adam", "sgd"]
 RowDtype = Literal["float32", "bfloat16"]
@@ -39,6 +39,7 @@ RowInit = Literal["uniform", "normal"]
 EPS = {RowRule.adagrad: 1e-10}  # added to the root of the state; else 1e-8. torch.optim has the same values
 BETAS = (0.9, 0.999)
 AT_ONCE = 1 << 16  # nodes whose initial rows are drawn together
+MOST_WAITING = 4 * 10**9  # bytes of gradients that wait for a step; at most a quarter of the memory
 WAYS_OUT = "give a smaller dim, dtype='bfloat16', or folder= on a fast disk"
 
 
@@ -82,6 +83,9 @@ class Embedding:
         context: Context | None = None,
         folder: str | Path | None = None,
     ) -> None:
+        if not isinstance(store, Store):
+            way_out = "give a store, such as hoploom.open(path) or hoploom.from_pyg(graph)"
+            raise ConfigError(f"learned rows are of a store, and this is a {type(store).__name__}; {way_out}")
         self.dim = as_int("dim", dim, 1, "give the width of a row")
         self.lr = as_number("lr", lr, "give a learning rate above 0")
         if self.lr == 0:
@@ -90,7 +94,7 @@ class Embedding:
         for name, value, known in chosen:
             if value not in get_args(known) and (name, value) != ("optimizer", None):
                 raise ConfigError(f"{name} is {value!r:.80}; choose one of {list(get_args(known))}")
-        self._is_fixed = optimizer is None
+        self.is_fixed = optimizer is None
         self.rule = RowRule[optimizer or "sgd"]  # which keeps no state
         self._of = _described(store, node_type)
         if self._of.name in store.learned_types:
@@ -104,6 +108,8 @@ class Embedding:
         held = {r: self.range_of(r, len(hosts)) for r, host in enumerate(hosts) if host == hosts[ranks.rank]}
         row_bytes = self.dim * DTYPES[dtype].itemsize + 4 * self.rule.state_width(self.dim)
         num_bytes = sum(map(len, held.values())) * row_bytes
+        if not isinstance(folder, str | Path | None):
+            raise ConfigError(f"folder is {folder!r:.80}; give the path of a folder, or leave it out")
         place = None if folder is None else Path(folder)
         if place is None:
             limit = None if store.budget is None else store.budget.num_bytes
@@ -122,16 +128,16 @@ class Embedding:
             [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
         )
         self.num_steps = 0
-        self._anchor = torch.zeros((), requires_grad=not self._is_fixed)  # makes look-ups part of autograd's graph
+        self._anchor = torch.zeros((), requires_grad=not self.is_fixed)  # makes look-ups part of autograd's graph
         self._num_look_ups = 0
-        self._gradients: list[tuple[int, Tensor, Tensor]] = []  # look-up, ids, gradients
+        self.zero_grad()
         with all_or_none(ranks, f"drawing the rows of {self.node_type!r}"):  # no rank reads undrawn rows
-            if not self._is_fixed or warm_start is not None:
+            if not self.is_fixed or warm_start is not None:
                 self._draw(store)
             for ids, rows in () if warm_start is None else read_row_table(Path(warm_start), store, self.node_type, dim):
                 are_own = (ids >= self._own.start) & (ids < self._own.stop)
                 self.rows[ids[are_own]] = rows[are_own].to(self.rows.dtype)
-        self.store = _learning(store, self)
+        self._graph = store  # not the store with the rows: a cycle of references would keep them in memory
 
     def __repr__(self) -> str:
         rows = f"{self._of.num_nodes:,} of {self.dim} {self._kind['dtype']}"
@@ -140,6 +146,22 @@ class Embedding:
     @property
     def node_type(self) -> str:
         return self._of.name
+
+    @property
+    def store(self) -> Store:
+        """The graph with the rows as features of their type."""
+        of, features = self._of, self._graph.features
+        own = 0 if self.join != "cat" else of.fields[FEATURES].shape[0]
+        changed = replace(of, fields={**of.fields, FEATURES: Field("float32", (own + self.dim,))})
+        types = tuple(changed if each is of else each for each in self._graph.schema.node_types)
+        schema = replace(self._graph.schema, node_types=types)
+        return replace(
+            self._graph,
+            schema=schema,
+            features=LearnedFeatures(schema, features, self),
+            learned=(*self._graph.learned, self),
+            unlearned=self._graph.unlearned or self._graph,
+        )
 
     def range_of(self, rank: int, world_size: int) -> range:
         """Return the ids of the nodes whose rows a rank updates and saves."""
@@ -179,7 +201,8 @@ class Embedding:
         TrainError on all ranks if a row would not be finite; it stays as it is.
         """
         broken = -1
-        taken, self._gradients = sorted(self._gradients, key=lambda entry: entry[0]), []
+        taken = sorted(self._gradients, key=lambda entry: entry[0])
+        self.zero_grad()
         ids, gradients = torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
         if len(taken) == 1:
             _, ids, gradients = taken[0]
@@ -226,7 +249,8 @@ class Embedding:
 
     def zero_grad(self) -> None:
         """Forget the gradients since the last step."""
-        self._gradients = []
+        self._gradients: list[tuple[int, Tensor, Tensor]] = []  # look-up, ids, gradients
+        self._waiting = 0  # bytes of gradients
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside the rows."""
@@ -235,8 +259,8 @@ class Embedding:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; raise ConfigError if it does not fit. `Checkpoint.restore` reads the rows."""
         for name, mine in {"num_nodes": self._of.num_nodes, **self._kind}.items():
-            if state[name] != mine and not (self._is_fixed and name == "optimizer"):
-                raise ConfigError(f"{name} was {state[name]}, and is {mine} here; make the Embedding as it was")
+            if state.get(name) != mine and not (self.is_fixed and name == "optimizer"):
+                raise ConfigError(f"{name} was {state.get(name)}, and is {mine} here; make the Embedding as it was")
         self.num_steps = state["num_steps"]
 
     def own_rows(self) -> dict[str, Tensor]:
@@ -265,6 +289,16 @@ class Embedding:
         """The key of this type's random numbers."""
         digest = hashlib.sha256(self.node_type.encode()).digest()
         return keys.mix(keys.mix(keys.LEARNED, self.seed), int.from_bytes(digest[:8], "little"))
+
+    def _keep(self, number: int, ids: Tensor, gradients: Tensor) -> None:
+        """Keep gradients for `step`; raise ConfigError if nobody seems to call it."""
+        self._gradients.append((number, ids, gradients))
+        self._waiting += gradients.nbytes
+        if self._waiting > (limit := min(MOST_WAITING, memory_limit() // 4)):
+            raise ConfigError(
+                f"gradients of {len(self._gradients)} look-ups of {self.node_type!r} take more than {as_bytes(limit)}; "
+                "call step() after backward(), or zero_grad() (fit steps the rows of its loader's store alone)"
+            )
 
     def _draw(self, store: Store) -> None:
         """Write the initial values of this rank's rows."""
@@ -312,7 +346,7 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         rows = gradient.detach().reshape(-1, ctx.embedding.dim).to("cpu", torch.float32).contiguous()
-        ctx.embedding._gradients.append((ctx.number, ctx.ids, rows))
+        ctx.embedding._keep(ctx.number, ctx.ids, rows)
         return None, None, None
 
 
@@ -346,6 +380,8 @@ def _own_context(context: Context | None) -> Context:
         if dist.is_initialized() or environment.read_rank().world_size > 1:
             raise ConfigError("there are several ranks; give context=, which hoploom.init() returned")
         return init(device="cpu")
+    if not isinstance(context, Context):
+        raise ConfigError(f"context is {context!r:.80}; give what hoploom.init() returned, or leave it out")
     return context
 
 
@@ -364,17 +400,3 @@ def _identities(store: Store, of: NodeType, ids: Tensor) -> Tensor:
     texts = [bytes(text).rstrip(b"\0") for text in found.numpy()]  # padded to the longest, which may grow
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return torch.from_numpy(np.frombuffer(digests, np.int64).copy())
-
-
-def _learning(store: Store, embedding: Embedding) -> Store:
-    """Return the store with the learned rows as features of their type."""
-    of = store.schema.node_type(embedding.node_type)
-    own = 0 if embedding.join != "cat" else of.fields[FEATURES].shape[0]
-    field = Field("float32", (own + embedding.dim,))
-    types = [
-        replace(t, fields={**t.fields, FEATURES: field}) if t.name == of.name else t for t in store.schema.node_types
-    ]
-    schema = replace(store.schema, node_types=tuple(types))
-    features = LearnedFeatures(schema, store.features, embedding)
-    learned = (*store.learned, embedding)
-    return replace(store, schema=schema, features=features, learned=learned, unlearned=store.unlearned or store)

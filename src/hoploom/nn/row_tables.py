@@ -1,6 +1,8 @@
 """Learned rows as a Parquet file with two columns: `id`, your id of the node, and `row`, a list of numbers."""
 
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.store import Store
 from hoploom.store.views import OriginalIds
 from hoploom.system import needs
@@ -27,10 +29,20 @@ def write_rows(path: Path, ids: OriginalIds, dim: int, pieces: Iterable[tuple[Te
         columns = arrow.array(ids.original(some)), arrow.FixedSizeListArray.from_arrays(values, dim)
         return arrow.table(dict(zip(("id", "row"), columns, strict=True)))
 
-    empty = table(torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
-    with parquet.ParquetWriter(path, empty.schema, compression="none") as file:
-        for piece in pieces:
-            file.write_table(table(*piece))
+    empty, partial = (
+        table(torch.empty(0, dtype=torch.int64), torch.empty(0, dim)),
+        path.with_name(f".{path.name}.partial"),
+    )
+    try:
+        with parquet.ParquetWriter(partial, empty.schema, compression="none") as file:
+            for piece in pieces:
+                file.write_table(table(*piece))
+        os.replace(partial, path)
+    except OSError as error:
+        raise StoreError(f"learned rows cannot be written to {path}: {error}; give another path") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterator[tuple[Tensor, Tensor]]:

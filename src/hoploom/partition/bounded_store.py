@@ -44,6 +44,7 @@ class BoundedStore:
 
     def __init__(self, given: Store | str | Path, memory: int) -> None:
         store = given if isinstance(given, Store) else open_store(given)
+        store.refuse_learned("partition")
         self.schema, self.parts, self.memory = store.schema, opened_parts(store), memory
         self.ranges = [range_of(part) for part in store.parts]
         for node_type in self.schema.node_types:

@@ -219,8 +219,17 @@ class Store(Explored):
         way_out = "give one column of it" if found[0].shape else "give it as .bool()"
         return f"; {split}_mask is {found[0].dtype} {list(found[0].shape)} per node, a split takes one bool: {way_out}"
 
+    def refuse_learned(self, doing: str) -> None:
+        """Raise ConfigError if the store has learned rows, which are in no part."""
+        if self.learned:
+            raise ConfigError(
+                f"{doing} does not take learned rows, here of {self.learned_types}; export() them, and build or "
+                "from_pyg with them as x, or take the store that the Embedding was made of"
+            )
+
     def save(self, path: str | Path) -> "Store":
         """Save the store in a new directory, and return it opened from there."""
+        self.refuse_learned("save")
         owners: list[tuple[TypeKey, NodeType | Relation]] = [(t.name, t) for t in self.schema.node_types]
         owners += [(r.key, r) for r in self.schema.relations]
         has_fields = all((key, name) in part.tables for part in self.parts for key, of in owners for name in of.fields)

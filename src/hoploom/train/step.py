@@ -295,6 +295,12 @@ class Stepper:
             raise ConfigError(
                 'precision is "fp16", which scales gradients, and learned rows do not know how; take "bf16"'
             )
+        for name, value in (each for module in learner.model.modules() for each in vars(module).items()):
+            if isinstance(value, Embedding) and not value.is_fixed and all(value is not of for of in self._learned):
+                raise ConfigError(
+                    f"the model has learned rows of {value.node_type!r}, as {name!r}, which fit would not update "
+                    "or save; make the loader of their .store, whose batches have them as x"
+                )
         self._detector = detector_here()
 
     def steps(self) -> "EagerSteps":

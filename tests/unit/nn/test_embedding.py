@@ -1,5 +1,7 @@
 """Learned rows are those of torch's sparse embeddings, in every batch as they are now, and what goes wrong."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 import hoploom
-from hoploom.errors import ConfigError, HoploomError, TrainError
+from hoploom.errors import ConfigError, HoploomError, StoreError, TrainError
+from hoploom.nn import embedding as embedding_module
 from hoploom.nn.embedding import Embedding
 
 OPTIMIZERS: dict[str, Any] = {
@@ -257,6 +260,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": "adam"}, "optimizer is 'adam'; choose one of .*'lazy_adam'"),
     ({"dtype": "float16"}, "dtype is 'float16'; choose one of"),
     ({"init": "zeros"}, "init is 'zeros'; choose one of"),
+    (
+        {"store": HeteroData()},
+        r"learned rows are of a store, and this is a HeteroData; give .*hoploom.from_pyg\(graph\)",
+    ),
+    ({"context": 3}, r"context is 3; give what hoploom.init\(\) returned, or leave it out"),
+    ({"folder": 5}, "folder is 5; give the path of a folder, or leave it out"),
     ({"node_type": "uzer"}, "unknown node type 'uzer'; the graph has"),
     ({"node_type": None}, "the graph has several node types; name one of"),
     ({"node_type": "item"}, r"'item' has features already \(float32 \[4\]\); say how learned rows join them"),
@@ -271,7 +280,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:30] for _, message in BAD])
 def test_wrong_arguments_are_one_error(given: dict[str, Any], message: str) -> None:
     options = {"node_type": "user", "dim": 8} | given
-    store = users().store if options.pop("store", "") else shop()
+    store = options.pop("store", shop())
+    store = users().store if store == "learned" else store
     with pytest.raises(HoploomError, match=message):
         Embedding(store, options.pop("node_type"), **options)
 
@@ -284,6 +294,104 @@ def test_ids_are_checked_and_rows_may_be_changed_in_place() -> None:
     rows = learned(torch.tensor([[4, 7]]))
     assert rows.shape == (1, 2, 8)
     nn.functional.relu(learned(torch.tensor([4, 7])), inplace=True).sum().backward()
+
+
+def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before stays; and a folder that is not there is one error."""
+    parquet, learned, path = pytest.importorskip("pyarrow.parquet"), users(), tmp_path / "rows.parquet"
+    learned.export(path)
+    learned.rows += 1
+
+    def full(*given: Any) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet.ParquetWriter, "write_table", full)
+        with pytest.raises(StoreError, match=r"cannot be written to .*rows.parquet: No space left on device; give"):
+            learned.export(path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert torch.equal(users(seed=1, warm_start=path).rows, users().rows)
+    with pytest.raises(StoreError, match=r"learned rows cannot be written to .*/no/rows.parquet: .*give another path"):
+        learned.export(tmp_path / "no" / "rows.parquet")
+
+
+def test_a_state_that_is_none_is_one_error() -> None:
+    with pytest.raises(ConfigError, match="num_nodes was None, and is 403 here; make the Embedding as it was"):
+        users().load_state_dict({})
+
+
+def test_a_store_with_learned_rows_is_not_saved_or_partitioned(tmp_path: Path) -> None:
+    store = users().store
+    for doing, work in (("save", store.save), ("partition", lambda path: hoploom.partition(store, path, 2))):
+        said = (
+            rf"{doing} does not take learned rows, here of \['user'\]; export\(\) them, and build or from_pyg with them"
+        )
+        with pytest.raises(ConfigError, match=said):
+            work(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+FIELDS: list[tuple[Any, str | None, list[str], list[str]]] = [
+    (["x"], None, ["x"], ["x"]),
+    (["y"], None, [], ["y"]),
+    ({"user": ["x"]}, None, ["x"], []),
+    ({"item": ["x", "y"]}, "cat", [], ["x", "y"]),
+    ({"item": ["y"]}, "cat", [], ["y"]),
+    (["x"], "add", ["x"], ["x"]),
+    ([], "add", [], []),
+]
+
+
+@pytest.mark.parametrize("mode", ["subgraph", "blocks"])
+@pytest.mark.parametrize(("fields", "join", "of_user", "of_item"), FIELDS, ids=lambda given: str(given))
+def test_fields_may_name_learned_rows(
+    fields: Any, join: Any, of_user: list[str], of_item: list[str], mode: Any
+) -> None:
+    """Of a type without features, or joined to features; batches of fields without x have none."""
+    first = users()
+    store = first.store if join is None else Embedding(first.store, "item", dim=4, join=join).store
+    batch = next(iter(hoploom.NeighborLoader(store, [4, 3], "item", batch_size=5, fields=fields, mode=mode)))
+    for name, expected in (("user", of_user), ("item", of_item)):
+        assert [field for field in ("x", "y") if field in batch[name]] == expected
+    if "x" in of_item:
+        assert batch["item"].x.shape[1] == (8 if join == "cat" else 4)
+    with pytest.raises(ConfigError, match="fields names 'z'"):
+        hoploom.NeighborLoader(store, [4, 3], "item", fields=["z"])
+
+
+def test_rows_are_freed_with_their_embedding() -> None:
+    """At once: no cycle of references waits for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        learned = users()
+        second = Embedding(learned.store, "item", dim=4, join="cat")
+        batch = next(iter(items(second, alone(), num_workers=0)))
+        (batch["user"].x.sum() + batch["item"].x.sum()).backward()
+        learned.step(), second.step()
+        alive = [weakref.ref(each) for each in (learned, second, learned.store.schema)]
+        del learned, second, batch
+        assert [each() for each in alive] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def test_gradients_that_no_step_uses_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many bytes: a row of eight has 32, and two of them fit."""
+    monkeypatch.setattr(embedding_module, "MOST_WAITING", 64)
+    learned, ids = users(), torch.tensor([1])
+    for _ in range(2):
+        learned(ids).sum().backward()
+        learned(ids).sum().backward()
+        learned.step()
+    for _ in range(2):
+        learned(ids).sum().backward()
+    with pytest.raises(
+        ConfigError, match=r"gradients of 3 look-ups of 'user' take more than 64.0 B; call step\(\) after"
+    ):
+        learned(ids).sum().backward()
+    learned.zero_grad()
+    learned(ids).sum().backward()
 
 
 def test_rows_that_exceed_the_stores_memory_need_a_folder(tmp_path: Path) -> None:

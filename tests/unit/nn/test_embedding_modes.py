@@ -18,7 +18,7 @@ from hoploom.nn.decoders import DECODERS
 from hoploom.nn.embedding import Embedding
 from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import fit
-from hoploom.train.step import Learner, Training
+from hoploom.train.step import Learner, Stepper, Training
 
 PLACES = ["here", "servers make batches", "remote parts", "look-ahead", "memory budget", "packed on disk"]
 
@@ -113,6 +113,53 @@ def test_clipping_is_of_the_models_weights() -> None:
 def test_bf16_moves_rows_nearly_as_fp32() -> None:
     fp32, bf16 = (moved(fitted(max_steps=1, precision=precision)) for precision in ("fp32", "bf16"))
     assert 0 < float((fp32 - bf16).norm() / fp32.norm()) < 0.05
+
+
+def test_fit_refuses_rows_that_it_would_not_update() -> None:
+    """Those of a model, if the loader is of another store."""
+    learner = learner_of(alone())
+    learner.model.users = embedding_of(learner)  # type: ignore[assignment]
+    Stepper(learner, Training(1), alone(), None)
+    learner.model.users = Embedding(shop(), "user", dim=8, optimizer=None)  # type: ignore[assignment]
+    Stepper(learner, Training(1), alone(), None)
+    learner.model.users = Embedding(shop(), "user", dim=8)  # type: ignore[assignment]
+    with pytest.raises(
+        ConfigError, match="the model has learned rows of 'user', as 'users', which fit would not update"
+    ):
+        fit(learner, Training(1, progress=False), alone())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_rows_follow_a_gradient_scaler() -> None:
+    """By the lines of the documentation. Steps that overflow change nothing, the others are those of fp32."""
+    learned, plain = (Embedding(shop(), "user", dim=8, optimizer="sgd", lr=0.1) for _ in range(2))
+    torch.manual_seed(0)
+    model, same = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+    same.load_state_dict(model.state_dict())
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, same))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+    taken = 0
+    for number in range(16):
+        ids = torch.arange(number, number + 5)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(learned(ids)).sum()
+        scaler.scale(loss).backward()
+        scale = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if overflowed := scaler.get_scale() < scale:
+            learned.zero_grad()
+        learned.step(1 / scale)
+        taken += not overflowed
+        if not overflowed:
+            other.zero_grad()
+            same(plain(ids)).sum().backward()
+            other.step()
+            plain.step()
+    assert 4 < taken < 12
+    assert float((plain.rows - first_rows()).abs().max()) > 0.05
+    assert torch.allclose(learned.rows, plain.rows, atol=2e-3)
 
 
 def test_fp16_is_refused() -> None:
