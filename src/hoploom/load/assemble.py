@@ -32,7 +32,7 @@ AGGREGATED, IN_DEGREE = "aggregated", "in_degree"
 ADDED = (
     *("n_id", "e_id", "batch", "num_sampled_nodes", "num_sampled_edges", "input_id"),
     *("edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index"),
-    *("seed_time", "batch_size"),
+    *("dst_neg_shared", "seed_time", "batch_size"),
 )
 
 
@@ -270,6 +270,14 @@ def of_blocks(batch: Batch) -> Batch:
     kinds = {Data: BlockData, HeteroData: BlockHeteroData}
     object.__setattr__(batch, "__class__", kinds.get(type(batch), type(batch)))
     return batch
+
+
+def spread_shared(batch: Batch) -> None:
+    """Set `dst_neg_index` of links that share `dst_neg_shared`: a view, which copies and messages would make large."""
+    for storage in batch.node_stores:
+        if "dst_neg_shared" in storage:
+            rows = storage["dst_neg_shared"].expand(storage["dst_pos_index"].numel(), -1)
+            storage._mapping["dst_neg_index"] = rows.squeeze(-1)
 
 
 # --- onto a device --------------------------------------------------------------------------

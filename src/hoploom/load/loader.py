@@ -18,7 +18,7 @@ from hoploom import keys
 from hoploom.config.values import as_int
 from hoploom.errors import BatchError, ConfigError
 from hoploom.load.arguments import LoaderArguments, read_fields, seeds_name, shown_counts
-from hoploom.load.assemble import Arriving, Batch, Mover, received
+from hoploom.load.assemble import Arriving, Batch, Mover, received, spread_shared
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import Fingerprint, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, StepShare, divided, drawn, localised
@@ -372,6 +372,8 @@ class Loader:
     def _delivered(self, sent: Batch | Arriving) -> Batch:
         """Return a batch for the calling thread, with the learned rows of its nodes as they are now."""
         batch = received(sent)
+        if self.maker.transform is None:  # else the maker has done this
+            spread_shared(batch)
         for learned in self.learned:
             learned.attach(batch)
         return batch

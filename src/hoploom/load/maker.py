@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hoploom.batch import Sampled, Seeds
-from hoploom.load.assemble import Arriving, Assembler, Batch
+from hoploom.load.assemble import Arriving, Assembler, Batch, spread_shared
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, StepShare
 from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.sample import (
@@ -138,6 +138,7 @@ class LocalMaker(Maker):
             batch = assembler.assemble(sampled)
         if self.transform is None:
             return batch
+        spread_shared(batch)
         with self.seconds("transform"):
             return self.transform(batch)
 
@@ -241,7 +242,8 @@ class LinkMaker(LocalMaker):
             if labels is not None:
                 placed[relation]["edge_label"] = labels
             placed[relation[0]] = {name: found[name] for name in ("src_index", "seed_time")}
-            of_destinations = {name: found[name] for name in ("dst_pos_index", "dst_neg_index", "seed_time")}
+            names = ("dst_pos_index", "dst_neg_index", "dst_neg_shared", "seed_time")
+            of_destinations = {name: found[name] for name in names}
             placed[relation[2]] = placed.get(relation[2], {}) | of_destinations
         else:
             placed[relation] |= found

@@ -67,12 +67,12 @@ def links_of_batch(batch: Batch, needs_candidates: str) -> ScoredLinks:
     storage, key = found[0], found[0]._key if is_typed else ("node", "to", "node")
     of_source, of_destination = (batch[name] if is_typed else batch for name in (key[0], key[2]))
     if "src_index" in of_source:
-        sources, true, drawn = of_source["src_index"], of_destination["dst_pos_index"], of_destination["dst_neg_index"]
-        drawn = drawn.view(sources.numel(), -1)
+        sources, true = of_source["src_index"], of_destination["dst_pos_index"]
+        drawn = of_destination["dst_neg_index"].view(sources.numel(), -1)
         ends, relations = torch.stack([sources, true]), storage.get("edge_label")
         links = ScoredLinks(key, ends, storage["input_id"], None, relations, 1 + drawn.shape[1])
-        if sources.numel() > 1 and drawn.stride(0) == 0:  # one row of memory
-            return links._replace(shared=drawn[0])
+        if (shared := of_destination.get("dst_neg_shared")) is not None:
+            return links._replace(shared=shared)
         destinations = torch.cat([true[:, None], drawn], dim=1)
         return links._replace(ends=torch.stack([sources.repeat_interleave(links.width), destinations.view(-1)]))
     if "edge_label" in storage:

@@ -149,13 +149,12 @@ def _fields(
             "edge_label_time": times,
         }
     count = links.sources.numel()
-    if is_shared:
-        negative = destinations[count:].expand(count, -1)  # takes the memory of one row
-    else:
-        negative = destinations[count:].view(-1, count).t().contiguous()  # triplet i holds column i
+    drawn = destinations[count:]
+    own = None if is_shared else drawn.view(-1, count).t().contiguous().squeeze(-1)  # triplet i holds column i
     return {
         "src_index": sources,
         "dst_pos_index": destinations[:count],
-        "dst_neg_index": negative.squeeze(-1),
+        "dst_neg_index": own,
+        "dst_neg_shared": drawn if is_shared else None,
         "seed_time": times,
     }

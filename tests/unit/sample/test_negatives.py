@@ -10,11 +10,13 @@ from support.graphs import in_parts, library, random_graph
 from support.reference import Draws, Edges, Rule, pick
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData as Batch
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.transforms import ToUndirected
 
 import hoploom
 from hoploom import ConfigError, LinkNeighborLoader, keys
+from hoploom.ranking.scored_links import links_of_batch
 from hoploom.train import LinkPrediction
 
 WRITES = ("author", "writes", "paper")
@@ -96,6 +98,33 @@ def test_joint_candidates_are_drawn_once_for_all_links_of_a_step(is_strict: bool
     steps = made(data, candidates="joint", strict_negatives=is_strict)
     assert steps == by_loop(choose)
     assert is_strict or {len(set(map(tuple, step.values()))) for step in steps} == {1}
+
+
+@pytest.mark.parametrize("place", ["here", "servers make batches", "transformed", "called"])
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_shared_candidates_are_a_field_and_pygs_field_shows_them(is_typed: bool, place: str) -> None:
+    """Also in a batch that a device, a server or the user has copied, where rows of memory are no longer shared."""
+    store = hoploom.from_pyg(rated() if is_typed else random_graph(30, 200, seed=1))
+    store = without_graph(store)[0] if place == "servers make batches" else store
+    given: Any = (RATES, LINKS) if is_typed else LINKS
+    options: dict[str, Any] = {"neg_sampling": THREE, "candidates": "joint", "batch_size": 12, "seed": 4}
+    if place == "transformed":
+        options["transform"] = Batch.clone
+    loader = LinkNeighborLoader(store, [2], given, **options)
+    for batch in [loader(list(range(12)))] if place == "called" else loader:
+        end = batch["item"] if is_typed else batch
+        shared, copied = end.dst_neg_shared, batch.clone()
+        assert torch.equal(end.dst_neg_index, shared.expand(end.dst_pos_index.numel(), 3))
+        assert (end.dst_neg_index.stride(0) == 0) == (place != "transformed")
+        for each in (batch, copied):
+            links = links_of_batch(each, "bpr")
+            assert links.shared is not None
+            assert torch.equal(links.shared, shared)
+            assert torch.equal(links.spread().ends[1].view(-1, 4)[:, 1:], end.dst_neg_index)
+        (copied["item"] if is_typed else copied).dst_neg_index[0, 0] = 0
+        assert torch.equal((copied["item"] if is_typed else copied).dst_neg_shared, shared)
+    uniform = next(iter(LinkNeighborLoader(store, [2], given, **options | {"candidates": "uniform"})))
+    assert "dst_neg_shared" not in (uniform["item"] if is_typed else uniform)
 
 
 @pytest.mark.parametrize("is_timed", [False, True])
