@@ -453,18 +453,6 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     return f"\033[{STYLES[style]}m{text}\033[0m" if environment.wants_colour(stream.isatty()) else text
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    """Return a table as text, with counts aligned to the right."""
-    right = [isinstance(cell, int) for cell in rows[0]] if rows else [False] * len(header)
-    written = [header, *([f"{cell:,}" if isinstance(cell, int) else printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*written, strict=True)]
-    lines = (
-        "  ".join(f"{cell:{'>' if r else '<'}{w}}" for cell, r, w in zip(line, right, widths, strict=True))
-        for line in written
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
 @contextmanager
 def node_progress() -> Iterator[Callable[[int, int], None]]:
     """Yield a function show(done, total) that draws a progress bar of nodes, on stderr if that is a terminal."""

@@ -1,7 +1,4 @@
-"""The commands of a cluster: `launch` starts a cluster, and `serve` runs one server.
-
-This module defines the arguments. Code that imports torch is in other modules, so that help appears at once.
-"""
+"""The commands of a cluster: `launch` starts a cluster, and `serve` runs one server."""
 
 import argparse
 from pathlib import Path

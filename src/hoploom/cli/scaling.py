@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hoploom import scale
-from hoploom.cli import (
-    Arguments,
-    Command,
-    add_option,
-    check_writable,
-    fanouts_or_none,
-    read_positive,
-    seeds_of,
-    text_table,
-)
+from hoploom.cli import Arguments, Command, add_option, check_writable, fanouts_or_none, read_positive, seeds_of
+from hoploom.config.values import text_table
 from hoploom.errors import ConfigError
 
 if TYPE_CHECKING:  # these bring torch, which the help of a command does without

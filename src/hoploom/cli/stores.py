@@ -24,9 +24,8 @@ from hoploom.cli import (
     read_positive,
     seeds_of,
     stage_line,
-    text_table,
 )
-from hoploom.config.values import parse_bytes, parse_count, parse_number, printable
+from hoploom.config.values import parse_bytes, parse_count, parse_number, printable, text_table
 from hoploom.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:  # these bring torch, which the help of a command does without

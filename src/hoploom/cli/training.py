@@ -1,7 +1,4 @@
-"""The commands about runs: train, evaluate, infer, report, watch, and init, which writes a file to start from.
-
-Modules that import torch are imported by the functions that run, so that help appears at once.
-"""
+"""The commands about runs: train, evaluate, infer, report, watch, and init, which writes a file to start from."""
 
 import argparse
 import json

@@ -216,6 +216,23 @@ def _figure(value: float) -> str:
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
+    """Return a table as text, with counts aligned to the right."""
+    right = [isinstance(cell, int) for cell in rows[0]] if rows else [False] * len(header)
+    written = [header, *([f"{cell:,}" if isinstance(cell, int) else printable(cell) for cell in row] for row in rows)]
+    return "\n".join(aligned(written, right))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+    """Return the rows of a table as lines with columns of one width, aligned to the right where `right` is True."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
 # --- into TOML -----------------------------------------------------------------------------------
 
 

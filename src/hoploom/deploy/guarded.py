@@ -1,7 +1,4 @@
-"""Start and supervise the programs of a cluster, each of which runs under a ProcessGuard on its host.
-
-A guard passes signals on to its program, and ends the program when this process ends, for whatever reason.
-"""
+"""Supervise the programs of a cluster: a ProcessGuard per program, on its host, ends it when this process ends."""
 
 import json
 import os

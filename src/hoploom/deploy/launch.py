@@ -213,15 +213,11 @@ class Tail:
 
 
 def cause(tails: Sequence[Tail], own: str) -> Tail | None:
-    """Return the last lines of the process whose error came first; None if no process failed.
-
-    Ranks come before torchrun, whose name is `own`; errors that only report another process' failure come last.
-    torchrun's tail is returned if no rank has printed an error, or if a rank was killed and the others have printed
-    only such reports.
-    """
+    """Return the last lines of the process whose error came first: a rank, else torchrun (`own`); None if none has."""
     failed = sorted((tail for tail in tails if tail.error_at is not None), key=lambda tail: tail.error_at or 0)
     of_ranks = [tail for tail in failed if tail.speaker != own] or failed
     first = next((tail for tail in of_ranks if not is_consequence(tail.lines)), None)
+    # a killed rank has printed nothing: torchrun says so, and other ranks report only consequences
     killed = (tail for tail in tails if tail.speaker == own and any(map(KILLED.search, tail.lines)))
     return first or next(killed, None) or next(iter(of_ranks), None)
 

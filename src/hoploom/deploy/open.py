@@ -226,12 +226,7 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
 
 
 class LocalServer(Closing):
-    """A `hoploom serve` process beside the trainers of this host. A guard ends it when this process ends.
-
-    The server's token is known only to this run, and is in no file. Ctrl-C in the terminal does not reach the server,
-    because trainers may still need rows for their last step. Its errors and warnings are shown unchanged. If the
-    `with` block ends without an error, `before_close` is called first, to wait until other hosts need no more rows.
-    """
+    """A `hoploom serve` process beside this host's trainers, with a token of this run; Ctrl-C does not reach it."""
 
     def __init__(
         self,

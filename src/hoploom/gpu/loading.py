@@ -31,14 +31,7 @@ from hoploom.gpu.capacity import (
     plan_hops,
     used_capacity,
 )
-from hoploom.gpu.device_hops import (
-    DeviceBuffers,
-    fault_of,
-    make_buffers,
-    make_maps,
-    sample_on_device,
-    sampled_of,
-)
+from hoploom.gpu.device_hops import DeviceBuffers, fault_of, make_buffers, make_maps, sample_on_device, sampled_of
 from hoploom.gpu.placed_store import PlacedStore
 from hoploom.load.assemble import Arriving, Assembler, is_there, note_edges
 from hoploom.load.loader import local_producer

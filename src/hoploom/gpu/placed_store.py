@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hoploom.config.values import as_bytes, as_share
+from hoploom.config.values import aligned, as_bytes, as_share
 from hoploom.errors import ConfigError, StoreError
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.ops.kernels.gather import Segments, gather
@@ -97,9 +97,8 @@ class PlacedStore:
         titles = ("what", "dtype", "where", "rows on device", "device bytes", "host bytes")
         total = ("all", "", "", "", *self._totals())
         rows = [titles, *(placement.cells for placement in self.report), total]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join([f"placed on {self.device}", *(line.rstrip() for line in lines), self.chosen]).rstrip("\n")
+        lines = aligned(rows, [False] * len(titles))
+        return "\n".join([f"placed on {self.device}", *lines, self.chosen]).rstrip("\n")
 
     def _totals(self) -> tuple[str, str]:
         return as_bytes(sum(p.device_bytes for p in self.report)), as_bytes(sum(p.host_bytes for p in self.report))

@@ -183,11 +183,7 @@ def padded_views(
     *,
     are_blocks: bool = False,
 ) -> list[LayerView]:
-    """Return one view per layer, from the input layer on, like `views_of` for an unpadded batch.
-
-    hops[h] has the edges of hop h (0: next to the seeds) and, without `are_blocks`, also those of earlier hops.
-    `most_nodes` has, by node type, the largest number of nodes that a batch may have within 0, 1, ... hops.
-    """
+    """Return one view per layer, from the input layer on, of padded hops; `most_nodes` counts by hop and node type."""
     wholes: dict[RelationName, InEdges] = {}
     if not are_blocks:
         last = {name: counts[-1] for name, counts in most_nodes.items()}

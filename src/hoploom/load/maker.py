@@ -18,15 +18,7 @@ from hoploom.batch import Sampled, Seeds
 from hoploom.load.assemble import Arriving, Assembler, Batch, spread_shared
 from hoploom.load.order import DividedOrder, DrawnOrder, Order, StepShare
 from hoploom.load.pipeline import Pipeline, Stages
-from hoploom.sample import (
-    Links,
-    LinkTask,
-    SampleFrontier,
-    Workspace,
-    make_bidirectional,
-    make_link_seeds,
-    sample_hops,
-)
+from hoploom.sample import Links, LinkTask, SampleFrontier, Workspace, make_bidirectional, make_link_seeds, sample_hops
 from hoploom.sample.exclusions import Exclusion, WithoutEdges
 from hoploom.sample.hops import Sampling
 from hoploom.schema import RelationName, TypeKey

@@ -45,11 +45,7 @@ class StepShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The seeds of each step and rank, in one epoch.
-
-    All ranks together read every seed once. In a step, ranks differ by at most one seed. All ranks have the same number
-    of steps. The last seeds join the step before them if they are fewer than the ranks, or than `least_tail`.
-    """
+    """The seeds of each step and rank in one epoch, each read once; ranks have equally many steps."""
 
     num_seeds: int
     batch_size: int  # of one rank

@@ -1,7 +1,4 @@
-"""Renumber nodes by part, most visited first, and stream a store with the new ids.
-
-The most visited nodes of a part get its lowest ids. Memory holds a few numbers per node, and chunks of rows.
-"""
+"""Renumber nodes by part, most visited first, and stream a store with the new ids; memory holds numbers per node."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,16 +1,14 @@
-"""The cost of training on a partitioned store: cut edges, balance and remote rows.
-
-Cut and balance are exact counts. Remote rows are counted on batches of each part's seeds, sampled as in training.
-"""
+"""The cost of training on a partitioned store: cut edges and balance are counted, remote rows are sampled."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hoploom.config.values import aligned
 from hoploom.load.presample import AS_TRAINED, Presampling, read_seeds
 from hoploom.partition.assign import USUAL, named_seeds
 from hoploom.partition.bounded_store import BoundedStore, row_bytes
@@ -62,7 +60,9 @@ class PartitionReport:
         return sum(part.remote_rows or 0 for part in sampled) / sum(part.batch_rows or 0 for part in sampled)
 
     def __str__(self) -> str:
-        lines = [*_aligned(self._rows()), "", f"edges from another part: {_percent(self.edge_cut)}"]
+        table = self._rows()
+        right = [False, *[True] * (len(table[0]) - 1)]
+        lines = [*aligned(table, right), "", f"edges from another part: {_percent(self.edge_cut)}"]
         if len(self.cuts) > 1:
             lines += [f"  {_percent(cut.num_cut / max(1, cut.num_edges)):>7}  {cut.relation}" for cut in self.cuts]
         if self.remote_share is not None:
@@ -105,11 +105,6 @@ SAMPLED: Mapping[str, Callable[[PartCost], str]] = {
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
 
 
 FANOUTS = (15, 10, 5)

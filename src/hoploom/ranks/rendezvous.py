@@ -1,7 +1,4 @@
-"""The rendezvous of ranks: they find each other through a key-value store, where each rank also posts why it ends.
-
-The store is torch's TCPStore, which rank 0 or the launcher holds. No request waits longer than its timeout.
-"""
+"""The rendezvous of ranks: a key-value store (torch's TCPStore), in which each rank also posts why it ends."""
 
 import fcntl
 import gc

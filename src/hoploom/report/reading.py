@@ -1,7 +1,4 @@
-"""Read the files in a run's folder: during the run, after its end, or after it was killed.
-
-Each `refresh` reads only what a file has gained. A line that a crash cut short is no error: the page mentions it.
-"""
+"""Read the files in a run's folder, during the run or after: each `refresh` reads only what they have gained."""
 
 import json
 import os

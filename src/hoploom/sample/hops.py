@@ -1,7 +1,4 @@
-"""Sampling options and their checks, and the sampler, which works hop by hop: frontier -> picks -> local ids.
-
-All stores and graphs are sampled by this one sampler, for subgraphs and for blocks.
-"""
+"""Sampling options, and the one sampler of all stores, which works hop by hop: frontier -> picks -> local ids."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence

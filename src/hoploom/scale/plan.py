@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from hoploom.config.values import as_bytes, as_count, as_seconds, as_share
+from hoploom.config.values import aligned, as_bytes, as_count, as_seconds, as_share
 from hoploom.scale import sizes
 from hoploom.scale.inputs import SHORT_ROW, Constants, Question, default_constants
 from hoploom.scale.sizes import BatchSize, Item
@@ -278,12 +278,8 @@ def as_text(answer: ScalePlan) -> str:
 
 def _columns(lines: Sequence[Line]) -> str:
     """Return lines of (name, figures, remark) as a text table, with the figures right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = []
-    for name, *cells, remark in lines:
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:-1], strict=True)]
-        rows.append("  ".join(["", name.ljust(widths[0]), *padded, remark]).rstrip())
-    return "\n".join(rows)
+    figures = len(lines[0]) - 2
+    return "\n".join(f"  {line}" for line in aligned(lines, [False, *[True] * figures, False]))
 
 
 def _store(answer: ScalePlan) -> list[Line]:

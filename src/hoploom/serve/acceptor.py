@@ -1,7 +1,4 @@
-"""One thread that holds all new connections until they are admitted, so that unknown clients take no threads.
-
-A client has a few seconds to be admitted. If too many wait, the connection that has been idle for longest is closed.
-"""
+"""One thread that holds new connections for the seconds until they are admitted: unknown clients take no threads."""
 
 import errno
 import selectors

@@ -23,14 +23,7 @@ from hoploom.ops import Reduce
 from hoploom.sample.hops import Sampling, make_hgt_sampling, make_sampling
 from hoploom.sample.negatives import KINDS, Kind
 from hoploom.schema import ID_DTYPES, Schema, TypeKey, read_ids
-from hoploom.serve.requests import (
-    read_excluded,
-    read_flag,
-    read_hop_fanouts,
-    read_integer,
-    read_owner,
-    require,
-)
+from hoploom.serve.requests import read_excluded, read_flag, read_hop_fanouts, read_integer, read_owner, require
 from hoploom.serve.wire import Message
 
 MAX_HOPS = 64

@@ -1,7 +1,4 @@
-"""The service that makes whole batches on a server. A request is complete in itself, so any server can answer it.
-
-Between requests, it keeps only buffers and, once temporal negative links have needed them, the times of nodes.
-"""
+"""The service that makes whole batches on a server. A request is complete in itself: any server can answer it."""
 
 import threading
 from collections import deque

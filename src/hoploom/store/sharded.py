@@ -1,7 +1,4 @@
-"""Several shards as one store: route ids to their shard, send all requests, merge the responses in order.
-
-Costs one pass over the ids to route and one over the responses to merge; a store of one part needs neither.
-"""
+"""Several shards as one store: route ids to their shard, send all requests, merge the responses in order."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Write a store out of core: arrays stream into a temporary directory that is renamed when complete.
-
-A crash, an error or a full disk leaves no half store.
-"""
+"""Write a store out of core, into a temporary directory that is renamed when complete: no error leaves half a store."""
 
 import os
 import shutil

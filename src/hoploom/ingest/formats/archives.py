@@ -1,7 +1,4 @@
-"""Read the arrays of NumPy archives (.npz) in chunks, streamed from the zip file.
-
-Headers are parsed by NumPy, and nothing is unpickled.
-"""
+"""Read the arrays of NumPy archives (.npz) in chunks, streamed from the zip file; nothing is unpickled."""
 
 import math
 import zipfile

@@ -1,7 +1,4 @@
-"""Make stores in memory from DGL's graphs: ids stay as they are, features are not copied.
-
-Uses DGL's public interface on the user's graph, and never imports dgl.
-"""
+"""Make stores in memory from DGL's graphs, without importing dgl: ids stay as they are, features are not copied."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Stream the rows of files into stores, and check them on the way: the common part of all importers.
-
-Rows are read once, in the order of the file. Memory holds one chunk, and errors name the row.
-"""
+"""Stream the rows of files into stores, chunk by chunk, and check them; errors name the row. All importers do so."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

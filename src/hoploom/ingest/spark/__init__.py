@@ -1,7 +1,4 @@
-"""Write a store on Spark: rows are shuffled into ranges of store ids, and executors write ranges as pieces of files.
-
-The driver plans, and writes store.json last. No row passes through the driver.
-"""
+"""Write a store on Spark: executors write ranges of store ids as pieces of files, the driver writes store.json last."""
 
 from hoploom.ingest.spark.frames import SharedRows
 from hoploom.ingest.spark.shared_store import write_shared

@@ -1,7 +1,4 @@
-"""Write the rows of nodes in the order of their ids: fields part by part, members of splits ascending.
-
-Works on all nodes of a type, or on a range of ids. For a range, the bounds of the stream begin with its first id.
-"""
+"""Write the rows of all nodes of a type, or of a range, in the order of their ids; a split's members are ascending."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

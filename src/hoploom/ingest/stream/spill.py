@@ -1,7 +1,4 @@
-"""Keep records by bucket (a range of keys): in memory while they fit, then in a file for each bucket.
-
-A bucket that is too large for memory is written and read once more, as smaller buckets.
-"""
+"""Keep records by bucket (a range of keys): in memory while they fit, then in files; large buckets are split again."""
 
 import shutil
 from bisect import bisect_right

@@ -1,7 +1,4 @@
-"""Streams of node rows and edges, from which a store larger than memory is written: in chunks, in any order.
-
-All ids are store ids: the nodes have been numbered before. A stream gives up random access for bounded memory.
-"""
+"""Streams of node rows and edges, by store id, to write a store larger than memory from: chunks in any order."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
