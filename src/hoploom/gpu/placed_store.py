@@ -4,8 +4,9 @@ Fields that are not placed stay on the host: ids are copied to the host and rows
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -133,6 +134,19 @@ class PlacedStore:
         """Return an uninitialised tensor on the device for `count` rows of a field."""
         of_field = self.field(owner, name)
         return torch.empty((count, *of_field.shape), dtype=DTYPES[of_field.dtype], device=self.device)
+
+    def close(self) -> None:
+        """Close the shared host memory; raise StoreError if the device may still read it."""
+        self.lease.close()
+
+    def __enter__(self) -> "PlacedStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with nullcontext() if error is None else suppress(StoreError):  # keep the first error
+            self.close()
 
     def field(self, owner: TypeKey, name: str) -> Field:
         """Return a field's dtype and shape."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -190,10 +190,16 @@ def test_memory_that_is_dropped_and_still_read_stays_too(runtime: Runtime, busy:
 
 
 @without_a_gpu
-def test_a_hung_device_does_not_hide_a_first_error(runtime: Runtime, busy: list[float], folder: Path) -> None:
+@pytest.mark.parametrize("of", ["store", "placed"])
+def test_a_hung_device_does_not_hide_a_first_error(of: str, runtime: Runtime, busy: list[float], folder: Path) -> None:
+    def fail(held: AbstractContextManager[object] | None) -> None:
+        assert held is not None
+        with held:
+            raise ValueError("first")
+
     placed = on_gpu(hoploom.from_pyg(random_graph(30, 100, 1)))
-    with pytest.raises(ValueError, match="first"), placed:
-        raise ValueError("first")
+    with pytest.raises(ValueError, match="first"):
+        fail(placed if of == "store" else placed.placed)
     assert busy == [60]
 
 
