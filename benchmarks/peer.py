@@ -90,6 +90,13 @@ def typed_loader() -> Iterator[Peer | None]:
 
 
 @contextmanager
+def layers() -> Iterator[Peer | None]:
+    """PyG's layers with pyg-lib, or None where no venv can import them."""
+    with _first_that_starts("edge_layers_peer.py") as peer:
+        yield peer
+
+
+@contextmanager
 def glt_cluster() -> Iterator[Peer | None]:
     """GLT's distributed loaders, or None where no venv can import it."""
     with _first_that_starts("glt_cluster_peer.py") as peer:
