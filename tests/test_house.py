@@ -32,26 +32,26 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
-    "config": 795,
+    "config": 810,
     "ops": 3640,
-    "store": 4220,
-    "sample": 1535,
+    "store": 4215,
+    "sample": 1530,
     "ranks": 1930,
-    "load": 3255,
+    "load": 3245,
     "nn": 1930,
-    "serve": 4270,
+    "serve": 4250,
     "train": 4895,
-    "gpu": 2650,
+    "gpu": 2635,
     "inference": 1175,
     "ranking": 1010,
-    "ingest": 6665,
-    "partition": 1465,
-    "scale": 980,
-    "deploy": 2520,
+    "ingest": 6625,
+    "partition": 1460,
+    "scale": 970,
+    "deploy": 2495,
     "report": 1145,
-    "cli": 1765,
+    "cli": 1730,
 }
-BUDGET, MOST_FILES = 46_350, 230
+BUDGET, MOST_FILES = 46_250, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
