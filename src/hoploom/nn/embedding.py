@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +39,7 @@ EPS = {RowRule.adagrad: 1e-10}  # added to the root of the state; else 1e-8. tor
 BETAS = (0.9, 0.999)
 AT_ONCE = 1 << 16  # nodes whose initial rows are drawn together
 MOST_WAITING = 4 * 10**9  # bytes of gradients that wait for a step; at most a quarter of the memory
+DISK_THREADS = 32  # that read or change rows in a folder: each waits for one page of the disk at a time
 WAYS_OUT = "give a smaller dim, dtype='bfloat16', or folder= on a fast disk"
 
 
@@ -111,6 +111,7 @@ class Embedding:
         if not isinstance(folder, str | Path | None):
             raise ConfigError(f"folder is {folder!r:.80}; give the path of a folder, or leave it out")
         place = None if folder is None else Path(folder)
+        self._threads = None if folder is None else DISK_THREADS
         if place is None:
             limit = None if store.budget is None else store.budget.num_bytes
             if limit is not None and num_bytes > limit:
@@ -182,7 +183,7 @@ class Embedding:
         if self._far:
             way_out = "call the Embedding itself on all ranks, under torch.no_grad(), or export the rows"
             raise ConfigError(f"learned rows of {self.node_type!r} are on several hosts; {way_out}")
-        return ops.look_up_rows(self.rows, ids)
+        return self._copy(ids)
 
     def attach(self, batch: Any) -> None:
         """Set `x` of this type in a batch to the rows of its nodes, joined to the features that it has already."""
@@ -212,7 +213,9 @@ class Embedding:
             ids, gradients = self._of_own_rows(ids, gradients)
         if ids.numel():
             own, key = self._own, keys.mix(keys.mix(self._key, keys.ROUNDING), self.num_steps)
-            options = RowStep(self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key)
+            options = RowStep(
+                self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key, self._threads
+            )
             broken = ops.update_rows(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
         self.num_steps += 1
         broken = self._context.max(broken)  # after this, no rank reads a row that another is updating
@@ -306,18 +309,21 @@ class Embedding:
             rows = self.rows[int(ids[0]) : int(ids[-1]) + 1]
             ops.draw_rows(rows, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self._spread)
 
+    def _copy(self, ids: Tensor) -> Tensor:
+        return ops.look_up_rows(self.rows, ids, self._threads)
+
     def _read(self, ids: Tensor) -> Tensor:
         """Return the rows of the nodes `ids` ([n] int64): [n, dim] float32. Ranks of several hosts call together."""
         if not self._far:
-            return ops.look_up_rows(self.rows, ids)
+            return self._copy(ids)
         routed = ops.route(ids, self._bounds)
         asked = ops.joined([routed[rank] for rank in self._far])
         here = ops.joined([places for rank, places in enumerate(routed) if rank not in self._far])
         counts = [places.numel() if rank in self._far else 0 for rank, places in enumerate(routed)]
         doing = f"looking up rows of {self.node_type!r}"
-        answers = self._context.exchange(ops.select(ids, asked), counts, doing, partial(ops.look_up_rows, self.rows))
+        answers = self._context.exchange(ops.select(ids, asked), counts, doing, self._copy)
         found = torch.empty(ids.numel(), self.dim)
-        found[here], found[asked] = ops.look_up_rows(self.rows, ops.select(ids, here)), answers
+        found[here], found[asked] = self._copy(ops.select(ids, here)), answers
         return found
 
     def _of_own_rows(self, ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:

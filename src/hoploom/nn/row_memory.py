@@ -5,6 +5,7 @@ The file has no name once all ranks have mapped it, so nothing is left behind by
 
 import errno
 import math
+import mmap
 import os
 import secrets
 from collections.abc import Collection, Mapping
@@ -40,7 +41,11 @@ def shared_zeros(
             if context.rank == first:
                 _reserve(path, size, held.values(), shape[1] * dtype.itemsize)
         with all_or_none(context, f"mapping {path}"):
-            return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8).view(dtype).view(shape)
+            with path.open("r+b") as file:
+                mapped = mmap.mmap(file.fileno(), size)
+            if folder is not None:
+                mapped.madvise(mmap.MADV_RANDOM)  # read a page that is touched, and not its neighbours
+            return torch.frombuffer(mapped, dtype=dtype).view(shape)
     finally:
         if context.rank == first:
             path.unlink(missing_ok=True)

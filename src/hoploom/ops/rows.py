@@ -231,6 +231,7 @@ class RowStep(NamedTuple):
     eps: float
     betas: tuple[float, float]
     key: int  # determines the random bits that round bfloat16
+    threads: int | None = None  # default: torch's
 
 
 def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: float) -> None:
@@ -238,10 +239,10 @@ def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: floa
     _core.draw_rows(_learned(rows), ids.numpy(), key, normal, spread, torch.get_num_threads())
 
 
-def look_up_rows(rows: Tensor, ids: Tensor) -> Tensor:
-    """Return the learned rows of `ids`, [n, width] float32, copied by all of torch's threads."""
+def look_up_rows(rows: Tensor, ids: Tensor, threads: int | None = None) -> Tensor:
+    """Return the learned rows of `ids`, [n, width] float32, copied by so many threads (default: torch's)."""
     out = torch.empty(ids.numel(), rows.shape[1])  # no view of other memory, so that models may write to it
-    _core.look_up_rows(_learned(rows), ids.numpy(), torch.get_num_threads(), out.numpy())
+    _core.look_up_rows(_learned(rows), ids.numpy(), threads or torch.get_num_threads(), out.numpy())
     return out
 
 
@@ -250,8 +251,8 @@ def update_rows(rows: Tensor, first: int, state: Tensor, ids: Tensor, gradients:
 
     A row that would not be finite stays as it is. Return the id of one such row, or -1.
     """
-    rule, rate, scale, eps, betas, key = step
-    options = int(rule), rate, scale, eps, *betas, key, torch.get_num_threads()
+    rule, rate, scale, eps, betas, key, threads = step
+    options = int(rule), rate, scale, eps, *betas, key, threads or torch.get_num_threads()
     return _core.update_rows(_learned(rows), first, state.numpy(), ids.numpy(), gradients.numpy(), *options)
 
 
