@@ -2,12 +2,16 @@
 
 A step is 1024 seeds with fanouts 10 and 5 and two layers of SAGE, 128 wide. Two ranks update rows by the rule of sparse
 Adam, ours and torch's under DDP. Shallow: DistMult over 100 numbers a node, each link against 1,000 joint negatives, in
-ours, in plain torch, and in PyG's loader and model of knowledge graphs, which draw one negative a link.
+ours, in plain torch, and in PyG's loader and model of knowledge graphs, which draw one negative a link. Rows that
+exceed memory: the same in a process that may hold a fourth of its rows and their state, which are in a folder.
 The ratio is the other side's time over ours.
 """
 
 import itertools
+import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +23,7 @@ import report
 import torch
 import torch.nn.functional as F  # noqa: N812
 from measure import Side, Spread, spread_of, take_turns
+from memory_group import limited
 from report import Report, Row, Target
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
@@ -35,6 +40,7 @@ from hoploom.train.link_prediction import LinkPrediction
 DIM, SEEDS, CLASSES = 128, 1024, 16
 WARM, STEPS, REPETITIONS = 5, 20, 5
 KINDS, SHALLOW_DIM, LINKS, NEGATIVES = 50, 100, 8192, 1000
+SIDE, SPARE = "LEARNED_SIDE", 256 << 20  # the variable with the nodes of such a process; bytes beside what it has
 MAPPED = re.compile(r"^[0-9a-f]+-[0-9a-f]+ .*hoploom-rows")
 
 
@@ -178,11 +184,16 @@ class Shallow(nn.Module):
         return batch.x_dict  # type: ignore[no-any-return]
 
 
-def our_links(links: Tensor, kinds: Tensor, num_nodes: int) -> Side:
+def random_links(num_nodes: int) -> tuple[Tensor, Tensor, int]:
+    draw, num_links = torch.Generator().manual_seed(0), 10 * num_nodes
+    return torch.randint(num_nodes, (2, num_links), generator=draw), torch.randint(KINDS, (num_links,)), num_nodes
+
+
+def our_links(links: Tensor, kinds: Tensor, num_nodes: int, folder: str | None = None) -> Side:
     data = HeteroData()
     data["entity"].num_nodes = num_nodes
     data["entity", "to", "entity"].edge_index = links
-    learned = Embedding(hoploom.from_pyg(data), "entity", dim=SHALLOW_DIM, optimizer="adagrad")
+    learned = Embedding(hoploom.from_pyg(data), "entity", dim=SHALLOW_DIM, optimizer="adagrad", folder=folder)
     negatives = NegativeSampling("triplet", amount=NEGATIVES)
     given: dict[str, Any] = {"neg_sampling": negatives, "candidates": "joint", "exclude": "none", "edge_label": kinds}
     loader = hoploom.LinkNeighborLoader(
@@ -239,10 +250,7 @@ def links_per_second(batches: Any, step: Callable[[Any], None]) -> float:
 
 
 def shallow(tiny: bool) -> list[Row]:
-    num_nodes, num_links = (20_000, 200_000) if tiny else (2_000_000, 20_000_000)
-    draw = torch.Generator().manual_seed(0)
-    links, kinds = torch.randint(num_nodes, (2, num_links), generator=draw), torch.randint(KINDS, (num_links,))
-    given = links, kinds, num_nodes
+    given = random_links(20_000 if tiny else 2_000_000)
     sides = {
         "ours": our_links(*given),
         "plain torch, sparse": torch_links(*given, sparse=True),
@@ -257,9 +265,48 @@ def shallow(tiny: bool) -> list[Row]:
     ]
 
 
+def larger_than_memory(tiny: bool) -> Row:
+    num_nodes = 20_000 if tiny else 2_000_000
+
+    def side(*, limited_to_a_fourth: bool) -> Side:
+        def measured(_: int) -> float:
+            with limited(None) as group, tempfile.TemporaryDirectory() as folder:
+                words = [sys.executable, __file__, *([folder, *map(str, group.folders)] * limited_to_a_fourth)]
+                done = subprocess.run(
+                    group.command(words), env=os.environ | {SIDE: str(num_nodes)}, stdout=subprocess.PIPE, check=True
+                )
+            return float(done.stdout)
+
+        return measured
+
+    sides = {"ours": side(limited_to_a_fourth=True), "memory": side(limited_to_a_fourth=False)}
+    found = take_turns(sides, repetitions=1 if tiny else 3, warmups=0)
+    ours, memory = found["ours"], found["memory"]
+    question, ratio = "shallow DistMult, rows four times the memory", ours.median / memory.median
+    return Row(question, "links/s", ours, "in memory", memory, ratio, Target("ratio", ">=", 1 / 3))
+
+
+def links_in_this_process(num_nodes: int, folder: str | None = None, group: str | None = None) -> None:
+    """Print the links per second; within this group, of which only a fourth of the rows may be in memory."""
+    measured = our_links(*random_links(num_nodes), folder)
+    if group is not None:
+        measured(0)  # all memory but the rows is taken now
+        os.sync()
+        anonymous = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+        assert anonymous is not None
+        limit = int(anonymous[1]) * 1024 + num_nodes * SHALLOW_DIM * 8 // 4 + SPARE
+        names = [Path(group) / name for name in ("memory.limit_in_bytes", "memory.max")]
+        next(name for name in names if name.exists()).write_text(str(limit))
+    measured(0)
+    print(measured(0))
+
+
 def measure(tiny: bool) -> Report:
-    return Report([beside_features(tiny), *beside_torch(tiny), *shallow(tiny)], [], [])
+    return Report([beside_features(tiny), *beside_torch(tiny), *shallow(tiny), larger_than_memory(tiny)], [], [])
 
 
 if __name__ == "__main__":
-    report.main(measure)
+    if SIDE in os.environ:
+        links_in_this_process(int(os.environ[SIDE]), *sys.argv[1:])
+    else:
+        report.main(measure)
