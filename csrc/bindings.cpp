@@ -199,6 +199,7 @@ NB_MODULE(_core, m) {
         nb::arg("source_time").noconvert().none());
   bind_ids(m);
   bind_aggregates(m);
+  bind_messages(m);
   bind_spool(m);
   bind_disk(m);
   bind_partitioning(m);

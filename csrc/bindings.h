@@ -42,6 +42,8 @@ std::array<const void*, sizeof...(Arrays)> arrays_of(const Arrays&... arrays) {
 void bind_ids(nb::module_& m);
 // Binds sum_rows, max_rows, dot_rows, softmax_lists, keep_best, update_rows and related functions.
 void bind_aggregates(nb::module_& m);
+// Binds message_rows, pair_scores and their backward functions.
+void bind_messages(nb::module_& m);
 // Binds pack_records, place_column, take_column, order_records.
 void bind_spool(nb::module_& m);
 // Binds DiskFile, SparseArray, read_rows, read_lists.

@@ -33,7 +33,7 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
     "config": 810,
-    "ops": 3640,
+    "ops": 3690,
     "store": 4215,
     "sample": 1530,
     "ranks": 1930,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 46_800, 230
+BUDGET, MOST_FILES = 46_850, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -179,6 +179,85 @@ def max_rows_backward(
     threads: int,
     out: NDArray[Any],
 ) -> None: ...
+def message_rows(
+    indptr: NDArray[Any],
+    rows: NDArray[Any],
+    x: NDArray[Any],
+    term_rows: NDArray[Any],
+    weight: NDArray[Any] | None,
+    message: int,
+    mean: bool,
+    threads: int,
+    out: NDArray[Any],
+    winners: NDArray[Any] | None,
+) -> None: ...
+def message_rows_backward(
+    out_indptr: NDArray[Any],
+    rows: NDArray[Any],
+    places: NDArray[Any] | None,
+    x: NDArray[Any],
+    term_rows: NDArray[Any],
+    weight: NDArray[Any] | None,
+    message: int,
+    grad: NDArray[Any],
+    threads: int,
+    out: NDArray[Any],
+) -> None: ...
+def message_terms_backward(
+    indptr: NDArray[Any],
+    rows: NDArray[Any],
+    x: NDArray[Any],
+    term_rows: NDArray[Any],
+    weight: NDArray[Any] | None,
+    message: int,
+    grad: NDArray[Any],
+    winners: NDArray[Any] | None,
+    threads: int,
+    grad_rows: NDArray[Any] | None,
+    grad_weight: NDArray[Any] | None,
+) -> None: ...
+def pair_scores(
+    indptr: NDArray[Any],
+    rows: NDArray[Any],
+    left: NDArray[Any],
+    right: NDArray[Any],
+    term_rows: NDArray[Any] | None,
+    weight: NDArray[Any] | None,
+    att: NDArray[Any],
+    slope: float,
+    threads: int,
+    out: NDArray[Any],
+) -> None: ...
+def pair_scores_backward_left(
+    out_indptr: NDArray[Any],
+    rows: NDArray[Any],
+    places: NDArray[Any] | None,
+    left: NDArray[Any],
+    right: NDArray[Any],
+    term_rows: NDArray[Any] | None,
+    weight: NDArray[Any] | None,
+    att: NDArray[Any],
+    slope: float,
+    grad: NDArray[Any],
+    threads: int,
+    out: NDArray[Any],
+) -> None: ...
+def pair_scores_backward_right(
+    indptr: NDArray[Any],
+    rows: NDArray[Any],
+    left: NDArray[Any],
+    right: NDArray[Any],
+    term_rows: NDArray[Any] | None,
+    weight: NDArray[Any] | None,
+    att: NDArray[Any],
+    slope: float,
+    grad: NDArray[Any],
+    threads: int,
+    out: NDArray[Any],
+    grad_att: NDArray[Any],
+    grad_rows: NDArray[Any] | None,
+    grad_weight: NDArray[Any] | None,
+) -> None: ...
 def dot_rows(
     indptr: NDArray[Any], rows: NDArray[Any], x: NDArray[Any], y: NDArray[Any], threads: int, out: NDArray[Any]
 ) -> None: ...

@@ -12,12 +12,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from hoploom import _core
 from hoploom.errors import ConfigError
 from hoploom.ops import edges as _edges
 from hoploom.ops.edges import InEdges, aggregate
+from hoploom.ops.rows import _matrix, empty, max_rows_backward, runs_in_core
 
 Act = Literal["relu", "square"]
 MessageReduce = Literal["sum", "mean", "max"]
+
+MOST_FUSED = 64  # columns of features that the core multiplies by the weight; a matrix product is faster for more
+SUMS: dict[Act, int] = {"relu": 0, "square": 1}  # numbered as in csrc/messages.h
+MAX = 2
 
 
 class EdgeTerm(NamedTuple):
@@ -49,9 +55,20 @@ def aggregate_messages(
             f"reduce is {reduce!r} and act is {act!r}; choose one of {list(get_args(MessageReduce))}, and None or one "
             f"of {list(get_args(Act))}"
         )
+    if reduce == "max" and act == "square":
+        raise ConfigError('a maximum takes act=None or "relu"; the greatest square is that of the maximum or minimum')
     _check_rows("x", x, "source", edges.num_sources)
     values = _edges._native(x)
     added = _checked(added, edges, values)
+    if act is None and reduce != "max":
+        of_edges = aggregate(added.rows, edges.own_rows, reduce)
+        if added.weight is not None:
+            of_edges = F.linear(of_edges, added.weight)
+        return (aggregate(values, edges, reduce) + of_edges).to(x.dtype)
+    if runs_in_core(values):
+        message = MAX if reduce == "max" or act is None else SUMS[act]
+        out = _edges._apply(_Messages, values, *_fused(added), edges, message, reduce == "mean")
+        return (out.relu() if message == MAX and act else out).to(x.dtype)
     messages = _edges.add_ends(values, None, edges) + added.projected
     if act is not None:
         messages = messages.relu() if act == "relu" else messages.square()
@@ -75,10 +92,15 @@ def pair_scores(
             "att [heads, width], the others have heads * width columns"
         )
     left = _edges._native(left)
-    total = _edges.add_ends(left, right.to(left.dtype), edges)
+    right, att = right.to(left.dtype), att.to(left.dtype)
+    added = None if added is None else _checked(added, edges, left)
+    if runs_in_core(left):
+        term = (None, None) if added is None else _fused(added)
+        return _edges._apply(_Scores, left, right, att, *term, edges, slope)
+    total = _edges.add_ends(left, right, edges)
     if added is not None:
-        total = total + _checked(added, edges, left).projected
-    return (F.leaky_relu(total, slope).view(-1, heads, width) * att.to(left.dtype)).sum(dim=2)
+        total = total + added.projected
+    return (F.leaky_relu(total, slope).view(-1, heads, width) * att).sum(dim=2)
 
 
 def dot_ends(left: Tensor, right: Tensor, edges: InEdges, heads: int) -> Tensor:
@@ -123,7 +145,12 @@ def _checked(added: EdgeTerm, edges: InEdges, x: Tensor) -> EdgeTerm:
     """Return the term in the dtype of x; raise ConfigError unless it has a row per edge, and x's width."""
     rows, weight = added
     width = x.shape[1]
-    if rows.dim() != 2 or rows.shape[0] != edges.num_edges or (weight is None and rows.shape[1] != width):
+    if (
+        rows.dim() != 2
+        or rows.shape[0] != edges.num_edges
+        or not rows.shape[1]
+        or (weight is None and rows.shape[1] != width)
+    ):
         columns = "k" if weight is not None else width
         raise ConfigError(
             f"added.rows have shape {tuple(rows.shape)}; give [{edges.num_edges}, {columns}], one per edge"
@@ -131,6 +158,131 @@ def _checked(added: EdgeTerm, edges: InEdges, x: Tensor) -> EdgeTerm:
     if weight is not None and weight.shape != (width, rows.shape[1]):
         raise ConfigError(f"added.weight has shape {tuple(weight.shape)}; give [{width}, {rows.shape[1]}]")
     return EdgeTerm(rows.to(x.dtype), None if weight is None else weight.to(x.dtype))
+
+
+def _fused(added: EdgeTerm) -> EdgeTerm:
+    """Return the term for the core; project features that are too wide for it."""
+    return added if added.weight is None or added.weight.shape[1] <= MOST_FUSED else EdgeTerm(added.projected)
+
+
+class _Call(NamedTuple):
+    """Arguments of the core: the edges that are there, without the entries behind them."""
+
+    edges: InEdges
+    rows: Tensor | None
+    weight: Tensor | None
+
+    @property
+    def length(self) -> int:
+        return int(self.edges.indptr[-1])
+
+    @property
+    def lists(self) -> tuple[Any, Any]:
+        return self.edges.indptr.numpy(), self.edges.sources[: self.length].numpy()
+
+    @property
+    def transposed(self) -> tuple[Any, Any, Any]:
+        indptr, destinations, places = self.edges.transposed
+        return indptr.numpy(), destinations.numpy(), _array(places)
+
+    @property
+    def term(self) -> tuple[Any, Any]:
+        return _array(None if self.rows is None else self.rows[: self.length]), _array(self.weight)
+
+    def gradients(self, wanted: tuple[bool, bool]) -> tuple[Tensor | None, Tensor | None]:
+        """Return arrays for the gradients of rows and weight. Entries behind the edges get zeros."""
+        of_rows = of_weight = None
+        if self.rows is not None and wanted[0]:
+            of_rows = empty(tuple(self.rows.shape), self.rows.dtype)
+            of_rows[self.length :] = 0
+        if self.weight is not None and wanted[1]:
+            of_weight = empty(tuple(self.weight.shape), self.weight.dtype)
+        return of_rows, of_weight
+
+
+def _array(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.detach().contiguous().numpy()
+
+
+class _Messages(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, message: int, mean: bool
+    ) -> Tensor:
+        call, shape = _Call(edges, rows, weight), (edges.num_destinations, x.shape[1])
+        out, winners = empty(shape, x.dtype), empty(shape, torch.int32) if message == MAX else None
+        arrays = out.numpy(), _array(winners)
+        _core.message_rows(*call.lists, _matrix(x), *call.term, message, mean, torch.get_num_threads(), *arrays)
+        ctx.edges, ctx.message, ctx.mean, ctx.winners = edges, message, mean, winners
+        ctx.save_for_backward(x, rows, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        edges: InEdges = ctx.edges
+        threads = torch.get_num_threads()
+        x, *term = ctx.saved_tensors
+        call = _Call(edges, *term)
+        if ctx.mean:
+            grad = grad / edges.degrees.clamp(min=1).unsqueeze(1)
+        x_, grad_ = _matrix(x), _matrix(grad)
+        to_x = None
+        if ctx.needs_input_grad[0] and ctx.message == MAX:
+            to_x = max_rows_backward(*edges.transposed, edges.indptr, grad, ctx.winners)
+        elif ctx.needs_input_grad[0]:
+            to_x = empty(tuple(x.shape), x.dtype)
+            lists = call.transposed
+            _core.message_rows_backward(*lists, x_, *call.term, ctx.message, grad_, threads, to_x.numpy())
+        to_rows, to_weight = call.gradients(ctx.needs_input_grad[1:3])
+        if to_rows is not None or to_weight is not None:
+            outs = None if to_rows is None else to_rows[: call.length].numpy(), _array(to_weight)
+            _core.message_terms_backward(
+                *call.lists, x_, *call.term, ctx.message, grad_, _array(ctx.winners), threads, *outs
+            )
+        return to_x, to_rows, to_weight, None, None, None
+
+
+_Ends = tuple[Any, Any, Any, Any, Any, Any]  # left, right, the term's rows and weight, att, slope
+
+
+class _Scores(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        att: Tensor,
+        rows: Tensor | None,
+        weight: Tensor | None,
+        edges: InEdges,
+        slope: float,
+    ) -> Tensor:
+        call, out = _Call(edges, rows, weight), empty((edges.num_edges, att.shape[0]), left.dtype)
+        ends: _Ends = _matrix(left), _matrix(right), *call.term, _array(att), slope
+        _core.pair_scores(*call.lists, *ends, torch.get_num_threads(), out[: call.length].numpy())
+        out[call.length :] = 0
+        ctx.edges, ctx.slope = edges, slope
+        ctx.save_for_backward(left, right, att, rows, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, att, *term = ctx.saved_tensors
+        call, threads = _Call(ctx.edges, *term), torch.get_num_threads()
+        ends: _Ends = _matrix(left), _matrix(right), *call.term, _array(att), ctx.slope
+        sent = _array(grad[: call.length])
+        to_left = None
+        if ctx.needs_input_grad[0]:
+            to_left = empty(tuple(left.shape), left.dtype)
+            _core.pair_scores_backward_left(*call.transposed, *ends, sent, threads, to_left.numpy())
+        to_right, to_att = empty(tuple(right.shape), right.dtype), empty(tuple(att.shape), att.dtype)
+        to_rows, to_weight = call.gradients(ctx.needs_input_grad[3:5])
+        outs = None if to_rows is None else to_rows[: call.length].numpy(), _array(to_weight)
+        arrays: tuple[Any, Any, Any, Any] = to_right.numpy(), to_att.numpy(), *outs
+        _core.pair_scores_backward_right(*call.lists, *ends, sent, threads, *arrays)
+        return to_left, to_right, to_att, to_rows, to_weight, None, None
 
 
 class _Dots(Function):
