@@ -38,7 +38,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1530,
     "ranks": 1930,
     "load": 3245,
-    "nn": 2480,
+    "nn": 2490,
     "serve": 4250,
     "train": 4895,
     "gpu": 2635,
