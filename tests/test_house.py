@@ -38,11 +38,11 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1530,
     "ranks": 1930,
     "load": 3245,
-    "nn": 2490,
+    "nn": 2655,
     "serve": 4250,
-    "train": 4895,
+    "train": 5005,
     "gpu": 2635,
-    "inference": 1175,
+    "inference": 1220,
     "ranking": 1010,
     "ingest": 6625,
     "partition": 1460,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 46_850, 230
+BUDGET, MOST_FILES = 47_175, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

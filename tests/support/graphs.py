@@ -67,6 +67,19 @@ def add_relation(data: HeteroData, key: tuple[str, str, str], edges: list[tuple[
     data[key].edge_attr = torch.arange(float(len(edges)))
 
 
+def marked(num: int) -> Data:
+    """Each of `num` nodes has in-edges from two nodes of either sign, one marked: its sign is the node's class."""
+    generator = torch.Generator().manual_seed(1)
+    signs = torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(num)
+    sources = torch.randint(num, (4 * num,), generator=generator) + torch.where(signs > 0, 0, num)
+    chosen = torch.randint(4, (num,), generator=generator)
+    x = torch.cat([torch.ones(num), -torch.ones(num), torch.zeros(num)]).view(-1, 1).repeat(1, 4)
+    y = torch.cat([torch.zeros(2 * num), (chosen < 2).float()]).long()
+    edge_index = torch.stack([sources, torch.arange(2 * num, 3 * num).repeat_interleave(4)])
+    attr = torch.nn.functional.one_hot(chosen, 4).float().view(-1)
+    return Data(x=x, y=y, edge_index=edge_index, edge_attr=attr, kind=attr.long(), weight=attr)
+
+
 def random_graph(num_nodes: int, num_edges: int, seed: int) -> Data:
     """Random ends (loops and repeats among them), with a weight and a time for every edge and a time for every node."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,9 +1,10 @@
 """Models for homogeneous and heterogeneous graphs: stacks of layers, with one convolution per relation."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, Never, get_args
 
 import torch
@@ -15,14 +16,17 @@ from torch_geometric.nn.resolver import activation_resolver
 from hoploom import ops
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
-from hoploom.nn.attention import GATConv
+from hoploom.nn.attention import GATConv, GATv2Conv
+from hoploom.nn.edge_fields import edge_fields
 from hoploom.nn.layers import (
     Aggr,
     Conv,
     Ends,
     GCNConv,
     GINConv,
+    GINEConv,
     LayerView,
+    ReadEdges,
     SAGEConv,
     by_relation,
     by_type,
@@ -39,6 +43,7 @@ from hoploom.schema import (
     Relation,
     RelationName,
     Schema,
+    TypeKey,
 )
 
 Act = str | Callable[[Tensor], Tensor] | None  # an activation by name or as a function; None: no activation
@@ -60,8 +65,13 @@ class Shape:
     aggr: Aggr = "mean"  # of "sage", "rsage" and "rgcn"; "sum" for edge weights that sum to one
     act: Act = "relu"  # between layers, by PyG's names; residual models use GELU
     jk: Jumping | None = None  # combine all layers' rows before a last linear layer
+    edges: str | Sequence[str] = ()  # the edge fields that layers read as features, such as "edge_attr"
+    weights: str | None = None  # the edge field by which sums and means are weighted
+    categories: Mapping[str, int] = field(default_factory=dict)  # of integer edge fields: how many values there are
 
     def __post_init__(self) -> None:
+        names = (self.edges,) if isinstance(self.edges, str) else tuple(self.edges)
+        object.__setattr__(self, "edges", names)
         for name in ("hidden", "num_layers", "out", "heads"):
             as_int(name, getattr(self, name), 1, "give a whole number of at least 1")
         if as_number("dropout", self.dropout, "give a share from 0 to 1") > 1:
@@ -122,45 +132,55 @@ def check_activation(act: Act, module: nn.Module, width: int) -> None:
         raise ConfigError(f"act is {act!r}, which changes the shape of rows of {width}; {OTHER_ACT}")
 
 
-def _sage(ends: Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
-    return SAGEConv(ends, out, shape.aggr, **options)
+def _sage(ends: Ends, out: int, shape: Shape, is_last: bool, edge_dim: int | None, **options: bool) -> Conv:
+    return SAGEConv(ends, out, shape.aggr, edge_dim=edge_dim, **options)
 
 
-def _gin(ends: Ends, out: int, shape: Shape, *_: Any) -> Conv:
+def _gin(ends: Ends, out: int, shape: Shape, is_last: bool, edge_dim: int | None) -> Conv:
     if ends[0] != ends[1]:
         raise ConfigError(f"GIN adds sources of {ends[0]} channels to destinations of {ends[1]}; use residual=True")
     between = nn.ReLU() if shape.act == "relu" else activation(shape.act)
-    return GINConv(nn.Sequential(nn.Linear(ends[0], out), between, nn.Linear(out, out)))
+    network = nn.Sequential(nn.Linear(ends[0], out), between, nn.Linear(out, out))
+    return GINConv(network) if edge_dim is None else GINEConv(network, edge_dim=edge_dim)
 
 
-def _gat(ends: int | Ends, out: int, shape: Shape, is_last: bool, **options: bool) -> Conv:
-    """Return a GATConv that concatenates its heads or, if it is the output layer, averages them."""
+def _attention(
+    make: Callable[..., Conv], ends: int | Ends, out: int, shape: Shape, is_last: bool, edge_dim: int | None
+) -> Conv:
+    """Return a layer that concatenates its heads or, if it is the output layer, averages them."""
     if is_last and not shape.has_output:
-        return GATConv(ends, out, shape.heads, concat=False, **options)
+        return make(ends, out, shape.heads, concat=False, edge_dim=edge_dim)
     if out % shape.heads:
         raise ConfigError(f"hidden={out} does not divide by heads={shape.heads}; give a multiple")
-    return GATConv(ends, out // shape.heads, shape.heads, **options)
+    return make(ends, out // shape.heads, shape.heads, edge_dim=edge_dim)
 
 
 @dataclass(frozen=True)
 class Kind:
     """A family of models, such as "sage": how its convolutions are made, and which options it supports."""
 
-    make: Callable[[Ends, int, Shape, bool], Conv]  # (relation's channels, output channels, shape, is last layer)
+    # (relation's channels, output channels, shape, is last layer, width of edge features)
+    make: Callable[[Ends, int, Shape, bool, int | None], Conv]
     has_root: bool = False  # has a linear layer for the destination
     any_relations: bool = True  # works between different node types
     any_aggr: bool = False  # uses the `aggr` of its shape
     has_heads: bool = False  # of attention
+    reads: tuple[str, ...] = ("features", "weights")  # of edges
+    needs_features: bool = False
 
 
+ATTENTION: dict[str, Any] = {"has_heads": True, "reads": ("features",)}
 KINDS: dict[str, Kind] = {
     "sage": Kind(_sage, any_aggr=True),
-    "gcn": Kind(lambda ends, out, *_: GCNConv(ends[0], out), any_relations=False),
-    "gat": Kind(lambda ends, *rest: _gat(ends[0], *rest), any_relations=False, has_heads=True),
-    "gin": Kind(_gin),
+    "gcn": Kind(lambda ends, out, *_: GCNConv(ends[0], out), any_relations=False, reads=("weights",)),
+    "gat": Kind(lambda ends, *rest: _attention(GATConv, ends[0], *rest), any_relations=False, **ATTENTION),
+    "gatv2": Kind(lambda ends, *rest: _attention(GATv2Conv, ends[0], *rest), any_relations=False, **ATTENTION),
+    "gin": Kind(_gin, reads=("weights",)),
+    "gine": Kind(_gin, reads=("features",), needs_features=True),
     "rsage": Kind(_sage, any_aggr=True),
     "rgcn": Kind(partial(_sage, root_weight=False, bias=False), has_root=True, any_aggr=True),
-    "rgat": Kind(lambda *given: _gat(*given, add_self_loops=False), has_root=True, has_heads=True),
+    "rgat": Kind(partial(_attention, partial(GATConv, add_self_loops=False)), has_root=True, **ATTENTION),
+    "rgatv2": Kind(partial(_attention, partial(GATv2Conv, add_self_loops=False)), has_root=True, **ATTENTION),
 }
 
 
@@ -247,8 +267,18 @@ class GNN(nn.Module):
             raise ConfigError(f"model {kind!r} has an aggregation of its own; leave aggr={shape.aggr!r} out")
         if shape.heads != 1 and not KINDS[kind].has_heads:
             raise ConfigError(f"model {kind!r} has no attention heads; leave heads={shape.heads} out")
+        _check_reads(kind, shape)
         self.schema, self.shape = schema, shape
         self.types = types_by_layer(schema, shape, out_types)
+        hops = [(set(before), set(after)) for before, after in pairwise(self.types)]
+        used = [r for r in schema.relations if any(r.source in before and r.destination in to for before, to in hops)]
+        made = edge_fields(used, ReadEdges(shape.edges, shape.weights), shape.categories)
+        self.edge_fields = nn.ModuleDict({_module_name(key): own for key, own in made.items()})
+        for relation in used if KINDS[kind].needs_features else ():
+            if self.edge_dim(relation.key) is None:
+                way_out = f"name one in edges=, or take 'gin'; the fields are {sorted(relation.fields)}"
+                reads = f"model {kind!r} reads edge features, and no field of edges={list(shape.edges)}"
+                raise ConfigError(f"{reads} is there of {relation.key}; {way_out}")
         channels = {name: _width_of(schema.node_type(name), shape.hidden) for name in self.types[0]}
         self._widths = channels
         self.inputs = nn.ModuleDict()
@@ -281,7 +311,10 @@ class GNN(nn.Module):
         is_last, kept = depth == self.num_layers - 1, self.types[depth + 1]
         out = self.shape.out if is_last and not self.shape.has_output else self.shape.hidden
         keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in kept]
-        convs = {key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last) for key in keys}
+        convs = {
+            key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last, self.edge_dim(key))
+            for key in keys
+        }
         reached = dict.fromkeys(
             key[2] for key in keys
         )  # in the order of the schema, which the order of parameters follows
@@ -289,22 +322,47 @@ class GNN(nn.Module):
         self.layers.append(RelationLayer(convs, roots))
         return dict.fromkeys(kept, out)
 
+    def read_of(self, key: RelationName) -> ReadEdges:
+        """Return the names of the fields of a relation's edges that the model reads."""
+        name = _module_name(key)
+        return self.edge_fields[name].read if name in self.edge_fields else ReadEdges()  # type: ignore[return-value]
+
+    def edge_dim(self, key: RelationName) -> int | None:
+        """Return the width of the features that layers get of a relation's edges; None: they get none."""
+        name = _module_name(key)
+        return self.edge_fields[name].width if name in self.edge_fields else None  # type: ignore[return-value]
+
+    def encode(self, edges: Mapping[RelationName, InEdges]) -> dict[RelationName, InEdges]:
+        """Return the edges with the features that layers get, made from the fields that the model reads."""
+        dtype, made = next(self.parameters()).dtype, dict(edges)
+        for key, own in edges.items() if self.edge_fields else ():
+            if (name := _module_name(key)) in self.edge_fields:
+                made[key] = self.edge_fields[name](own, dtype)
+        return made
+
+    @property
+    def fields(self) -> dict[TypeKey, list[str]]:
+        """The value for the loader's `fields=`: the names of the fields that the model reads. Add those of labels."""
+        fields: dict[TypeKey, list[str]] = {name: [FEATURES] for name in self.types[0]}
+        return fields | {r.key: names for r in self.schema.relations if (names := self.read_of(r.key).names)}
+
     @property
     def first_reduce(self) -> ops.Reduce | None:
         """The value for the loader's `aggregate=`: the sum or mean that layer one takes of raw features; else None."""
         convs = [self.stage(0).conv(key) for key in self.stage(0).relations]
-        reduces = {None if conv.projects or conv.edge_dim or conv.reduce == "max" else conv.reduce for conv in convs}
-        bare = not (self.shape.norm or self.shape.residual)
+        reduces = {None if conv.projects or conv.reduce == "max" else conv.reduce for conv in convs}
+        bare = not (self.shape.norm or self.shape.residual or self.edge_fields)
         return reduces.pop() if bare and len(reduces) == 1 else None
 
     @property
     def needs_degrees(self) -> bool:
         """The value for the loader's `degrees=`: whether the model uses in-degrees in the whole graph."""
-        return any(
-            self.stage(depth).conv(key).needs_degrees
-            for depth in range(self.num_layers)
-            for key in self.stage(depth).relations
-        )
+        return self.shape.weights is None and self._is_gcn
+
+    @property
+    def _is_gcn(self) -> bool:
+        stages = map(self.stage, range(self.num_layers))
+        return any(stage.conv(key).needs_degrees for stage in stages for key in stage.relations)
 
     def forward(self, batch: Data | HeteroData) -> Any:
         """Return one row per seed (for a whole graph, per node): [n, out], or a dict of such tensors by node type."""
@@ -325,7 +383,12 @@ class GNN(nn.Module):
         """Return the view of each layer, the features, and the rows that the loader has aggregated."""
         if self.needs_degrees and "blocks" in batch and "in_degree" not in batch:
             raise ConfigError("GCN on blocks needs the nodes' in-degrees; give the loader degrees=True")
-        views = views_of(batch, self.num_layers)
+        if "blocks" in batch and self.shape.weights is not None and self._is_gcn:
+            raise ConfigError("model 'gcn' with edge weights needs whole subgraphs; give the loader mode='subgraph'")
+        views = views_of(batch, self.num_layers, self.shape.edges, self.shape.weights)
+        if self.edge_fields:  # once for all layers that have one view
+            encoded = {id(view): replace(view, edges=self.encode(view.edges)) for view in views}
+            views = [encoded[id(view)] for view in views]
         x = _heads_of(by_type(batch, FEATURES), views[0].num_sources)
         for name in self.types[0]:
             if views[0].num_sources.get(name) and name not in x:
@@ -388,6 +451,16 @@ class GNN(nn.Module):
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.shape.dropout, self.training) if self.shape.dropout else x
+
+
+def _check_reads(kind: str, shape: Shape) -> None:
+    """Raise ConfigError if models of a kind do not read the data of edges that the shape names."""
+    for given, name, reads in ((shape.edges, "edges", "features"), (shape.weights, "weights", "weights")):
+        if given and reads not in KINDS[kind].reads:
+            able = [name for name, other in KINDS.items() if reads in other.reads]
+            raise ConfigError(
+                f"model {kind!r} reads no edge {reads}; leave {name}={given!r} out, or take one of {able}"
+            )
 
 
 def _width_of(node_type: NodeType, hidden: int) -> int:

@@ -281,6 +281,7 @@ MODELS = [  # one relation is no special case
         "papers" if KINDS[kind].any_relations else "graph", kind, marks=[] if kind in QUICK else pytest.mark.slow
     )
     for kind in KINDS
+    if not KINDS[kind].needs_features
 ]
 SHORT = ("train.epochs=4", "loader.batch_size=64", "model.hidden=16", "output.loggers=[]")
 
