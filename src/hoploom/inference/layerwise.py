@@ -9,9 +9,9 @@ sampled from the store, and the size of a slice is estimated from the average de
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
+from hoploom.nn.layers import ReadEdges, with_fields
 from hoploom.nn.models import GNN, Rows
 from hoploom.ops import Frontier, InEdges
 from hoploom.schema import DTYPES, FEATURES, RelationName, Schema, TypeKey
@@ -105,31 +106,63 @@ class Slices:
 # --- edges of a slice -------------------------------------------------------------------------
 
 
+class SliceLists(NamedTuple):
+    """The in-edges of a slice in one relation: sources and positions in the store."""
+
+    indptr: Tensor  # [nodes + 1] int64
+    sources: Tensor  # [num_edges]
+    positions: range | Tensor  # [num_edges] int64
+
+
 def edges_of(
-    store: Store, some: Slice, keys: Sequence[RelationName], degrees: Mapping[RelationName, Tensor]
+    store: Store,
+    some: Slice,
+    keys: Sequence[RelationName],
+    degrees: Mapping[RelationName, Tensor],
+    reads: Mapping[RelationName, ReadEdges],
 ) -> dict[RelationName, InEdges]:
     """Return all in-edges of a slice's nodes, by relation. Sources are given by their ids in the store."""
     lists = _sampled(store, some, keys) if some.part is None else _mapped(some.part, some, keys)
     edges = {}
-    for key, (indptr, sources) in lists.items():
+    for key, (indptr, sources, positions) in lists.items():
         num_sources, first = store.schema.node_type(key[0]).num_nodes, some.first if key[0] == key[2] else 0
         edges[key] = InEdges(indptr, sources, num_sources, None, first, degrees.get(key))
+        if key in reads:
+            rows = _edge_rows(store, some.part, key, reads[key].names, positions)
+            edges[key] = with_fields(edges[key], rows, *reads[key])
     return edges
 
 
-def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
+def _edge_rows(
+    store: Store, part: Part | None, key: RelationName, names: Sequence[str], positions: range | Tensor
+) -> dict[str, Tensor]:
+    """Return rows of edge fields: of a mapped part, its consecutive rows without a copy; else gathered ones."""
+    rows, ids = dict[str, Tensor](), positions
+    if isinstance(ids, range):
+        for name in names:
+            table = None if part is None else part.tables.get((key, name))
+            if table is not None and not table.by_edge_id:
+                rows[name] = table.rows[ids.start - table.first : ids.stop - table.first]
+                ops.read_soon(rows[name])
+        ids = torch.arange(ids.start, ids.stop)
+    wanted = [Wanted(key, name, ids) for name in names if name not in rows]
+    return rows | dict(zip((want.field for want in wanted), store.features.gather(wanted), strict=True))
+
+
+def _mapped(part: Part, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, SliceLists]:
     found = {}
     for key in keys:
         lists = part.lists[part.schema.relation_index[key]]
         indptr = lists.indptr[some.first - lists.first_node : some.end - lists.first_node + 1]
         begin, end = int(indptr[0]), int(indptr[-1])
         ops.read_soon(lists.indices[begin:end])
-        found[key] = indptr - begin, lists.indices[begin:end]
+        positions = range(lists.first_edge + begin, lists.first_edge + end)
+        found[key] = SliceLists(indptr - begin, lists.indices[begin:end], positions)
         ops.require_whole([lists.indptr])
     return found
 
 
-def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, tuple[Tensor, Tensor]]:
+def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[RelationName, SliceLists]:
     schema = store.schema
     frontiers = [Frontier(some.ids) if name == some.node_type else None for name in schema.type_index]
     fanouts = [-1 if relation.key in keys else 0 for relation in schema.relations]
@@ -140,7 +173,7 @@ def _sampled(store: Store, some: Slice, keys: Sequence[RelationName]) -> dict[Re
         assert picked is not None
         indptr = torch.zeros(len(some) + 1, dtype=torch.int64)
         torch.cumsum(picked.counts, 0, out=indptr[1:])
-        found[key] = indptr, picked.sources
+        found[key] = SliceLists(indptr, picked.sources, picked.edges)
     return found
 
 
@@ -164,7 +197,7 @@ def gather_sources(
     gather([own, others], [found[:num_own], found[num_own:]])
     at = torch.where(is_own, sources - first, torch.searchsorted(others, sources) + num_own)
     degrees = None if edges.source_degrees is None else edges.source_degrees[torch.cat([own, others])]
-    return found, InEdges(edges.indptr, at, len(found), None, 0, degrees)
+    return found, replace(edges, sources=at, num_sources=len(found), first=0, source_degrees=degrees)
 
 
 Group = tuple[str, Tensor, dict[str, Tensor]]  # a node type, some nodes of it, and their rows by column
@@ -256,7 +289,7 @@ def _probe(model: GNN, schema: Schema, wanted: Collection[str] | None, *, skip_l
     x = {name: rows for name, rows in x.items() if name in needed[0]}
     inputs = _widths(x)
     for depth in range(num_layers):
-        layer, x = _probe_layer(model, depth, relations[depth], x, needed[depth + 1])
+        layer, x = _probe_layer(model, schema, depth, relations[depth], x, needed[depth + 1])
         layers.append(layer)
     finished = {} if skip_last else model.finish(x)
     has_head = any(finished[name] is not x[name] for name in finished)
@@ -304,7 +337,7 @@ def _probe_inputs(model: GNN, schema: Schema) -> tuple[dict[str, Tensor], set[st
 
 
 def _probe_layer(
-    model: GNN, depth: int, keys: tuple[RelationName, ...], x: Rows, needed: set[str]
+    model: GNN, schema: Schema, depth: int, keys: tuple[RelationName, ...], x: Rows, needed: set[str]
 ) -> tuple[LayerPlan, dict[str, Tensor]]:
     stage, entered = model.stage(depth), model.enter(depth, x)
     z = {key: stage.project(key, entered[key[0]]) for key in keys}
@@ -315,11 +348,15 @@ def _probe_layer(
         elif rows is not x[key[0]]:
             rewritten[key[0]] = rows.shape[1]
         edges[key] = InEdges(torch.zeros(len(x[key[2]]) + 1, dtype=torch.int64), none, len(x[key[0]]))
+        fields = {name: schema.relation(key).fields[name] for name in model.read_of(key).names}
+        empty = {name: torch.empty(0, *field.shape, dtype=DTYPES[field.dtype]) for name, field in fields.items()}
+        edges[key] = with_fields(edges[key], empty, *model.read_of(key))
+    edges = model.encode(edges)
     own = {name: rows for name, rows in x.items() if name in needed}
     out = dict(model.close(depth, stage.propagate(z, {name: entered[name] for name in own}, edges, None), own))
     computed = {name: rows.shape[1] for name, rows in out.items() if rows is not own[name]}
     kept = frozenset(out) - frozenset(computed)
-    read = frozenset(key for key, found in edges.items() if "in_degrees_of_sources" in vars(found))  # it is cached
+    read = frozenset(key for key in keys if stage.conv(key).needs_degrees)
     return LayerPlan(_widths(x), rewritten, _widths(z), computed, kept, read), out
 
 
@@ -346,6 +383,8 @@ class LayerWise:
         weighed = any(key in layer.rewritten for layer in plan.layers for key in layer.sent)
         edge_bytes += WEIGHED_EDGE_BYTES if weighed else PLAIN_EDGE_BYTES
         relations = [key for key in store.schema.relation_index if any(key in layer.sent for layer in plan.layers)]
+        self._reads = {key: read for key in relations if (read := model.read_of(key)).names}
+        edge_bytes += max((self._field_bytes(key) for key in self._reads), default=0)
         slices, ranks = Slices(store, relations, memory, plan.row_bytes(store.schema), edge_bytes), folder.context
         # Ranks may have other parts and budgets: they take the shares that rank 0 counts, and map what all can map.
         shares = {name: ranks.broadcast(slices.borders(name, ranks.world_size)).tolist() for name in plan.inputs}
@@ -363,12 +402,18 @@ class LayerWise:
             passes += [*layer.rewritten_types, *(layer.computed if depth < self._num_between else ())]
         self._done, self._total = 0, sum(len(some) for name in (*passes, *plan.embeddings) for some in self._own[name])
 
+    def _field_bytes(self, key: RelationName) -> int:
+        """Return the bytes per edge of the fields that layers read, as stored and as layers get them."""
+        fields, width = self._schema.relation(key).fields, self._model.edge_dim(key) or 0
+        return sum(fields[name].row_bytes for name in self._reads[key].names) + width * self._plan.dtype.itemsize
+
     def run(self) -> None:
         """Compute all layers but the last, and write the rows that the last layer aggregates. All ranks call."""
         keys = self._plan.with_degrees
         types = sorted({key[2] for key in keys})
-        counted = self._pass("degrees", "counting edges", dict.fromkeys(keys), types, self._degrees_of)
-        self._degrees = {key: file.read() for key, file in counted.items()}
+        widths = {key: None if self._weights_of(key) is None else 1 for key in keys}
+        counted = self._pass("degrees", "counting edges", widths, types, self._degrees_of)
+        self._degrees = {key: file.read().view(-1) for key, file in counted.items()}
         made = {name: width for name, width in self._plan.inputs.items() if name not in self._x}
         self._files = self._pass("input", "reading features", made, made, self._prepared)
         self._x |= {name: file.read() for name, file in self._files.items()}
@@ -437,13 +482,25 @@ class LayerWise:
                 self._progress(self._done, self._total)
         self._store.require_whole()  # also without slices: unreadable edge lists may have led to none
 
+    def _weights_of(self, key: RelationName) -> str | None:
+        return self._reads[key].weights if key in self._reads else None
+
     def _degrees_of(self, some: Slice) -> dict[RelationName, Tensor]:
-        """Return, by relation, the in-degrees of a slice's nodes, self-loops not counted: [nodes] int64."""
+        """Return, by relation, the in-degrees of a slice's nodes or the sums of weights, without self-loops."""
         keys = [key for key in self._plan.with_degrees if key[2] == some.node_type]
-        return {
-            key: torch.bincount(edges.destinations[~edges.are_loops], minlength=len(some))
-            for key, edges in edges_of(self._store, some, keys, {}).items()
-        }
+        found = dict[RelationName, Tensor]()
+        for key, edges in edges_of(self._store, some, keys, {}, self._reads).items():
+            weights, loops = edges.weights, edges.are_loops
+            if weights is None:
+                found[key] = torch.bincount(edges.destinations[~loops], minlength=len(some))
+                continue
+            if bool((weights[loops] != 1).any()):
+                raise ConfigError(
+                    f"'gcn' with weights needs {key} without self-loops that weigh other than 1; drop them"
+                )
+            values = weights.masked_fill(loops, 0).unsqueeze(1).to(self._plan.dtype)
+            found[key] = ops.aggregate(values, edges.own_rows, "sum")
+        return found
 
     def _prepared(self, some: Slice) -> dict[str, Tensor]:
         return {some.node_type: self._model.prepare({some.node_type: self._features(some)})[some.node_type]}
@@ -504,7 +561,8 @@ class LayerWise:
         """Return the rows that layer `depth` computes for a slice's nodes, by node type; `z` are the source rows."""
         name, own = some.node_type, None
         keys = [key for key in self._plan.layers[depth].sent if key[2] == name]
-        edges, given = edges_of(self._store, some, keys, self._degrees), dict[RelationName, Tensor]()
+        edges = self._model.encode(edges_of(self._store, some, keys, self._degrees, self._reads))
+        given = dict[RelationName, Tensor]()
         for key in keys:
             rows, gather = z[key]
             given[key] = rows

@@ -101,6 +101,78 @@ def test_where_the_graph_lies_changes_nothing(kind: str, held: str, tmp_path: Pa
     assert_equal_to_forward(tmp_path / "out", model, graph)
 
 
+EDGE_MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("sage", {"edges": ["stars", "kind"], "weights": "weight"}),
+    ("gat", {"edges": ["stars", "kind"], "norm": True}),
+    ("gatv2", {"edges": "stars", "residual": True}),
+    ("gine", {"edges": ["kind", "stars"]}),
+    ("gin", {"weights": "weight"}),
+    ("gcn", {"weights": "weight"}),
+]
+
+
+def _with_edge_data(graph: Any) -> Any:
+    """The graph with weights, two numbers in half precision and one of three kinds for every edge."""
+    torch.manual_seed(2)
+    for storage in graph.edge_stores:
+        count = storage.edge_index.shape[1]
+        storage.stars, storage.kind = torch.randn(count, 2).to(torch.float16), torch.randint(3, (count,))
+        storage.weight = torch.rand(count)
+        if storage.edge_index.max() == 59:
+            storage.weight[storage.edge_index[0] == storage.edge_index[1]] = 1
+    return graph
+
+
+def test_gcn_refuses_loops_of_other_weights_than_1(tmp_path: Path) -> None:
+    graph = _with_edge_data(graph_with_loops())
+    graph.weight[0] = 2
+    store = hoploom.from_pyg(graph)
+    with pytest.raises(hoploom.ConfigError, match=r"'gcn' with weights.* self-loops that weigh other than 1"):
+        infer(GNN("gcn", store.schema, Shape(8, 2, 4, weights="weight")), store, tmp_path / "out")
+
+
+@pytest.mark.parametrize("held", ["in memory", "one part", "three parts", "elsewhere", "on disk"])
+@pytest.mark.parametrize(("kind", "options"), EDGE_MODELS)
+def test_edge_features_and_weights_give_what_the_whole_graph_gives(
+    kind: str, options: dict[str, Any], held: str, tmp_path: Path
+) -> None:
+    store = hoploom.from_pyg(graph := _with_edge_data(graph_with_loops()))
+    if held != "in memory":
+        store = save_in_parts(store, tmp_path / "store", 3 if held == "three parts" else 1)
+    if held == "elsewhere":
+        store = Store(store.schema, store.graph, store.features)
+    if held == "on disk":
+        store = hoploom.open(tmp_path / "store", memory=8 * 62 + 10)
+    shape = Shape(8, 2, 4, heads=2 if "gat" in kind else 1, categories={"kind": 3}, **options)
+    infer(model := GNN(kind, store.schema, shape), store, tmp_path / "out", inference=EVERYTHING)
+    assert_equal_to_forward(tmp_path / "out", model, graph)
+
+
+@pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat", "rgatv2"])
+def test_edge_features_of_many_types_give_what_the_whole_graph_gives(kind: str, tmp_path: Path) -> None:
+    graph = _with_edge_data(library())
+    del graph["paper", "cites", "paper"].stars
+    store = learned(save_in_parts(hoploom.from_pyg(graph), tmp_path / "store", 3))
+    shape = Shape(8, 3, 4, edges=["stars", "kind"], categories={"kind": 3})
+    infer(model := GNN(kind, store.schema, shape), store, tmp_path / "out", inference=EVERYTHING)
+    assert_equal_to_forward(tmp_path / "out", model, with_rows_of(store, graph))
+
+
+def test_edge_features_take_their_share_of_a_slices_memory(tmp_path: Path) -> None:
+    graph = graph_with_loops()
+    graph.wide = torch.randn(400, 64)
+    store, sizes = hoploom.from_pyg(graph), []
+    calls: list[int] = []
+    for edges in ([], ["wide"]):
+        calls.clear()
+        model = GNN("sage", store.schema, Shape(8, 2, 4, edges=edges))
+        infer(
+            model, store, tmp_path / f"{len(edges)}", inference=EVERYTHING, progress=lambda done, _: calls.append(done)
+        )
+        sizes.append(len(calls))
+    assert sizes[1] > 5 * sizes[0]
+
+
 def test_ranks_of_different_budgets_compute_every_row_once(tmp_path: Path) -> None:
     save_in_parts(hoploom.from_pyg(graph := graph_with_loops()), tmp_path / "store", 2)
     stores = [hoploom.open(tmp_path / "store", memory=8 * 62 + 10), hoploom.open(tmp_path / "store")]
