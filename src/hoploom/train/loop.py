@@ -162,11 +162,12 @@ def _seek_loader(learner: Learner) -> None:
 
 
 def _warn_of_edge_features(learner: Learner) -> None:
-    store = getattr(learner.loader, "store", None)
-    if store is None or not isinstance(unwrap(learner.model), GNN):
+    store, model = getattr(learner.loader, "store", None), unwrap(learner.model)
+    if store is None or not isinstance(model, GNN) or model.edge_fields:
         return
     if relations := [" ".join(relation.key) for relation in store.schema.relations if "edge_attr" in relation.fields]:
-        _print_once(f"the built-in models do not use edge_attr of {', '.join(relations)}; PyG's GAT(edge_dim=...) does")
+        way = 'model.edges = "edge_attr" in run.toml, or Shape(edges="edge_attr"), makes it'
+        _print_once(f"the model does not read edge_attr of {', '.join(relations)}; {way}")
 
 
 @cache

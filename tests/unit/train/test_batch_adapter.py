@@ -160,7 +160,7 @@ def test_edge_features_that_a_built_in_model_leaves_unused_are_named(capsys: pyt
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         learner = Learner(model, optimizer, NodeClassification(NUM_CLASSES), loader_of("train", data))
         fit(learner, Training(epochs=1), alone())
-        told = "the built-in models do not use edge_attr of node to node; PyG's GAT(edge_dim=...) does\n"
+        told = "the model does not read edge_attr of node to node; model.edges = "
         assert (told in capsys.readouterr().err) == built_in
 
 

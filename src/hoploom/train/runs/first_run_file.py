@@ -48,6 +48,12 @@ def template_for(folder: Path, *, beside: Path) -> tuple[str, str]:
     schema = open_store(folder).schema
     known: dict[str, Any] = {"store": os.path.relpath(folder, beside)}
     notes: dict[str, str] = {}
+    fields = {name: field for relation in schema.relations for name, field in relation.fields.items()}
+    numbers = [name for name, field in fields.items() if field.dtype not in WHOLE_NUMBERS]
+    if numbers:
+        notes["model.edges"] = (
+            f"the fields of edges that the model reads as features; numbers are in {', '.join(numbers)}"
+        )
     relations = ", ".join(as_toml(" ".join(relation.key)) for relation in schema.relations)
     labelled = next(((t, label) for t in schema.node_types if t.splits and (label := _label_of(t, schema))), None)
     if labelled is None:

@@ -6,8 +6,8 @@ The functions for this are public, so that a script can do the same.
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,12 +24,12 @@ from hoploom.gpu.placement import kernels_are_interpreted, place
 from hoploom.load import LinkNeighborLoader, NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.load.presample import Presampling, count_visits, no_visits, read_seeds
-from hoploom.nn import GNN, Shape
+from hoploom.nn import GNN
 from hoploom.nn.decoders import DECODERS, Decoder, Dot, OfRelations
-from hoploom.nn.models import KINDS, types_by_layer
+from hoploom.nn.models import types_by_layer
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
-from hoploom.schema import DTYPES, NodeType, RelationName, Schema
+from hoploom.schema import NodeType, RelationName, Schema
 from hoploom.store import Store, Wanted
 from hoploom.store.base import Tier
 from hoploom.store.format import write_whole
@@ -40,6 +40,7 @@ from hoploom.train.journal import Journal, no_run
 from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import Outcome, evaluate, fit
 from hoploom.train.runs import link_splits
+from hoploom.train.runs.built_in import loader_options, naming_model, read_edge_fields, shape_of
 from hoploom.train.runs.link_splits import SPLITS, relation_of, unknown_name
 from hoploom.train.runs.run_file import (
     BEST,
@@ -251,6 +252,7 @@ class TrainingSetup:
     out_types: tuple[str, ...]  # node types whose rows the loss needs
     notes: tuple[str, ...] = ()  # to be printed when the run begins
     relations: Mapping[str, Tensor] = field(default_factory=dict)  # split -> the numbers of its links' relations
+    categories: Mapping[str, int] = field(default_factory=dict)  # of edge fields that the model reads
 
 
 def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
@@ -270,6 +272,8 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
         setup = TrainingSetup(graph, task, run_file.model.hidden, seeds, (key[0], key[2]), notes, relations)
     else:
         setup = _node_setup(run_file, store)
+    if run_file.model.factory is None:
+        setup = replace(setup, categories=read_edge_fields(run_file, store))
     if run_file.train.monitor is None:
         return setup
     try:
@@ -286,8 +290,9 @@ def complete_setup(
     for change in changes:
         setup = change(run_file, setup, context)
     if run_file.model.factory is None:
-        with _naming_model(run_file):
-            types = types_by_layer(setup.store.schema, _shape(run_file, setup), setup.out_types)[0]
+        with naming_model(run_file):
+            shape = shape_of(run_file, setup.num_outputs, setup.categories)
+            types = types_by_layer(setup.store.schema, shape, setup.out_types)[0]
     learned, notes = learn_rows(run_file, setup.store, types, context, trains=trains)
     return replace(setup, store=learned, notes=(*setup.notes, *notes))
 
@@ -363,41 +368,18 @@ def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits:
 def make_model(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
     """Return the model, with weights drawn from the file's seed."""
     torch.manual_seed(run_file.seed)
-    model = _built_in(run_file, setup) if run_file.model.factory is None else _from_factory(run_file, setup)
+    if run_file.model.factory is not None:
+        model = _from_factory(run_file, setup)
+    else:
+        shape = shape_of(run_file, setup.num_outputs, setup.categories)
+        with naming_model(run_file):
+            model = GNN(run_file.model.name, setup.store.schema, shape, setup.out_types)
     kind, task = DECODERS[run_file.model.decoder], setup.task
     if issubclass(kind, OfRelations) and isinstance(task, LinkPrediction):
         model.decoder = kind(setup.num_outputs, task.num_relations or 1)
     elif kind is not Dot:
         model.decoder = kind()
     return model
-
-
-def _shape(run_file: RunFile, setup: TrainingSetup) -> Shape:
-    section = run_file.model
-    return Shape(
-        hidden=section.hidden,
-        num_layers=len(run_file.loader.fanouts),
-        out=setup.num_outputs,
-        dropout=section.dropout,
-        heads=section.heads if KINDS[section.name].has_heads else 1,
-        norm=section.norm,
-        residual=section.residual,
-    )
-
-
-def _built_in(run_file: RunFile, setup: TrainingSetup) -> GNN:
-    with _naming_model(run_file):
-        return GNN(run_file.model.name, setup.store.schema, _shape(run_file, setup), setup.out_types)
-
-
-@contextmanager
-def _naming_model(run_file: RunFile) -> Iterator[None]:
-    """Name the line of model.name in a ConfigError of this block."""
-    try:
-        yield
-    except ConfigError as error:
-        message = f"model.name = {run_file.model.name!r} does not fit the store: {error}"
-        raise run_file.problem("model.name", message) from error
 
 
 def _from_factory(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
@@ -480,11 +462,9 @@ def _loader(
         "weight_attr": schema.weight if section.weighted else None,
     }
     module = unwrap(model)
-    if isinstance(module, GNN):  # layer one is aggregated where its rows are stored
-        floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in schema.node_types if "x" in t.fields]
-        is_whole = split == "train" and run_file.train.whole_steps  # then the step computes layer one itself
-        reduce = module.first_reduce if all(floats) and not is_whole and not setup.store.learned else None
-        options |= {"aggregate": reduce, "degrees": module.needs_degrees}
+    if isinstance(module, GNN):
+        are_whole = split == "train" and run_file.train.whole_steps
+        options |= loader_options(module, setup.store, task, are_whole=are_whole)
         store = setup.store
         if module.needs_degrees and not store.deployment.makes_batches and len(store.topology) < len(store.ranges):
             message = (

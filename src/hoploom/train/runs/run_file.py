@@ -57,7 +57,11 @@ WITH_LOSS = KeyCondition("task.kind", ("node-regression", LINKS))
 DRAWN_LINKS = KeyCondition("task.links", absent=True)
 BUILT_IN = KeyCondition("model.factory", absent=True)
 OWN = KeyCondition("model.factory")
-ATTENTION = KeyCondition("model.name", ("gat", "rgat"))
+ATTENTION = KeyCondition("model.name", tuple(name for name, kind in KINDS.items() if kind.has_heads))
+WITH_FEATURES, WITH_WEIGHTS = (
+    KeyCondition("model.name", tuple(name for name, kind in KINDS.items() if read in kind.reads))
+    for read in ("features", "weights")
+)
 CURVES = KeyCondition("scheduler.name", ("cosine", "plateau", "warmup-cosine"))
 WITH_STORE = KeyCondition("store")
 CUTS = KeyCondition("scheduler.name", ("step", "plateau"))
@@ -148,6 +152,16 @@ class ModelSection:
     norm: bool = key(False, "layer norm before every layer", rules.FLAG, only=BUILT_IN)
     residual: bool = key(
         False, "residual connections, between a linear first and last layer", rules.FLAG, only=BUILT_IN
+    )
+    edges: tuple[str, ...] | None = key(
+        None,
+        "the fields of edges that the model reads as features",
+        rules.texts("a field, or a list", single=True),
+        example=("edge_attr",),
+        only=WITH_FEATURES,
+    )
+    weights: str | None = key(
+        None, "the field of edges that weights what is summed", rules.TEXT, example="weight", only=WITH_WEIGHTS
     )
     learned: dict[str, int] = key(
         {},
@@ -465,6 +479,8 @@ def _problems(values: Values, where: Mapping[str, str]) -> Problems:
     if applies("model.heads", values) and concatenates and hidden % heads:
         message = f"model.hidden is {hidden}, no multiple of model.heads = {heads}; make it one"
         yield "model.hidden" if "model.hidden" in where else "model.heads", message
+    if (values["model.name"], values["loader.mode"]) == ("gcn", "blocks") and values["model.weights"]:
+        yield "model.weights", 'model.weights of "gcn" needs loader.mode = "subgraph"; set it, or take another model'
     for name in ("loader.replace", "loader.weighted", "loader.temporal"):
         if values["loader.labor"] and values[name]:
             yield name, f"{name} cannot be combined with loader.labor; drop one"
@@ -526,6 +542,7 @@ def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
         in (placement.topology, placement.features),
         "are for the built-in models": model.factory is not None,
         "are for tasks on nodes": run_file.task.kind == LINKS,
+        "read no fields of edges; leave model.edges and model.weights out": bool(model.edges or model.weights),
         "do not go with loader.temporal": run_file.loader.temporal is not None,
         'do not go with train.precision = "fp16"; take "bf16"': run_file.train.precision == "fp16",
         "do not go with train.accumulate; take a larger loader.batch_size": run_file.train.accumulate > 1,
