@@ -304,3 +304,16 @@ def test_features_of_one_number_may_be_a_list_of_numbers() -> None:
     numbers = torch.arange(edge_index.shape[1])
     expected = conv(x, edge_index, edge_attr=numbers.float().view(-1, 1))
     assert torch.equal(conv(x, edge_index, edge_attr=numbers), expected)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_mixed_precision_and_no_edges_at_all(name: str) -> None:
+    conv, (x, edge_index) = both(LAYERS[name], torch.float32)[0], graph(torch.float32)
+    edge_attr = torch.randn(edge_index.shape[1], conv.edge_dim)
+    exact = conv(x, edge_index, edge_attr=edge_attr)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = conv(x, edge_index, edge_attr=edge_attr.bfloat16())
+    mixed.float().sum().backward()
+    assert ((mixed.float() - exact).norm() / exact.norm()).item() < 0.05
+    assert conv(x, edge_index[:, :0], edge_attr=edge_attr[:0]).isfinite().all()
+    assert conv(x[:0], edge_index[:, :0], edge_attr=edge_attr[:0]).shape == (0, exact.shape[1])

@@ -110,7 +110,10 @@ def test_a_layer_reads_edges_by_kernels_as_by_the_core(
     for place in (torch.device("cpu"), device):
         conv.to(place).zero_grad()
         leaves = [one.detach().to(place).requires_grad_() for one in (x, rows)]
-        out = conv(leaves[0], edge_index.to(place), **{given: leaves[1]})
+        edges = InEdges.of(edge_index.to(place), 9, 9)
+        edges = edges.with_features(leaves[1]) if given == "edge_attr" else edges.weighted(leaves[1])
+        # kernels keep entries after the last edge of the head
+        out = torch.cat([conv(leaves[0], edges), conv(leaves[0], edges.head(4, 9))])
         out.square().sum().backward()
         grads = [leaf.grad for leaf in [*leaves, *conv.parameters()]]
         found.append([value.detach().cpu().clone() for value in (out, *grads)])
