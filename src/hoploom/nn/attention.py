@@ -135,12 +135,16 @@ class GATConv(_Attention):
         weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
         scores = add_ends(of_sources, F.linear(x_dst, self._scorer(weight, self.att_dst)), edges)
         if features is not None:
-            scores = scores + F.linear(features, self._scorer(self.lin_edge.weight, self.att_edge))
+            scores = scores + self._of_edges(features, edges)
         return self._attended(rows, edges, F.leaky_relu(scores, self.negative_slope), x_dst)
+
+    def _of_edges(self, features: Tensor, edges: InEdges) -> Tensor:
+        """Return the edges' shares of the scores, from their features: [num_edges, heads]."""
+        return F.linear(features, self._scorer(self.lin_edge.weight, self.att_edge))
 
     def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
         """Return the matrix that maps rows to the heads' scores: [heads, in_channels]."""
-        return torch.einsum("hci,hc->hi", weight.view(self.heads, self.width, -1), att[0])
+        return torch.einsum("hci,hc->hi", weight.view(self.heads, att.shape[2], -1), att[0])
 
 
 class GATv2Conv(_Attention):

@@ -212,7 +212,7 @@ class Conv(nn.Module):
         are summed; a mean still divides by the number of edges. `edge_attr` [num_edges, edge_dim] are edge features, in
         this order, too.
         """
-        if self.in_channels not in (None, x.shape[-1]):
+        if x.is_floating_point() and self.in_channels not in (None, x.shape[-1]):
             raise ConfigError(f"{type(self).__name__} has in_channels={self.in_channels}, x has rows of {x.shape[-1]}")
         if not isinstance(edges, (Tensor, InEdges)):
             raise ConfigError(

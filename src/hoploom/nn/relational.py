@@ -1,0 +1,358 @@
+"""Convolutions over several relations: HGT on relations by name, R-GCN and SimpleHGN on edges with a type.
+
+Matrices of relations are applied to destinations' rows, not to sources or edges, since a batch has fewer of them. A
+softmax over all relations joins a softmax per relation, so edge lists are not merged.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch_geometric.nn import HeteroDictLinear, HeteroLinear
+from torch_geometric.nn.inits import glorot
+from torch_geometric.nn.parameter_dict import ParameterDict
+
+from hoploom import ops
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError
+from hoploom.nn.attention import GATConv
+from hoploom.nn.layers import (
+    REDUCES,
+    Conv,
+    Ends,
+    aggregate,
+    eager,
+    ends_of,
+    group,
+    plus_bias,
+    refuse_weights,
+)
+from hoploom.ops import InEdges
+from hoploom.schema import RelationName
+
+attend = eager(ops.attend)
+dot_ends = eager(ops.dot_ends)
+
+
+class HGTConv(Conv):
+    """Heterogeneous graph transformer: one attention over all relations that lead to a node type.
+
+    >>> conv = HGTConv(64, 64, data.metadata(), heads=4)
+    >>> conv(data.x_dict, data.edge_index_dict)["paper"]
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Mapping[str, int],
+        out_channels: int,
+        metadata: tuple[Sequence[str], Sequence[RelationName]],
+        heads: int = 1,
+    ) -> None:
+        super().__init__()
+        node_types, self.relations = metadata[0], tuple(metadata[1])
+        if out_channels % heads:
+            raise ConfigError(f"out_channels={out_channels} does not divide by heads={heads}; give a multiple")
+        unknown = {end for key in self.relations for end in (key[0], key[2])} - set(node_types)
+        if unknown:
+            raise ConfigError(f"metadata has relations of {sorted(unknown)}, which are none of its node types")
+        given = in_channels if isinstance(in_channels, Mapping) else dict.fromkeys(node_types, in_channels)
+        if missing := set(node_types) - set(given):
+            raise ConfigError(f"in_channels has no width for {sorted(missing)}; give one for each node type")
+        widths = {_module_name(t): as_int("in_channels", given[t], 1, "give x_dict[t].shape[1]") for t in node_types}
+        self.heads, self.out_channels, self.width = heads, out_channels, out_channels // heads
+        self.destinations = {key[2] for key in self.relations}
+        self.kqv_lin = HeteroDictLinear(widths, 3 * out_channels)
+        self.out_lin = HeteroDictLinear(out_channels, out_channels, types=list(widths))
+        self.k_rel, self.v_rel = (
+            HeteroLinear(self.width, self.width, heads * len(self.relations), bias=False) for _ in range(2)
+        )
+        self.skip = ParameterDict({name: nn.Parameter(torch.ones(1)) for name in widths})
+        self.p_rel = ParameterDict({"__".join(key): nn.Parameter(torch.ones(1, heads)) for key in self.relations})
+
+    def forward(  # type: ignore[override]
+        self, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping[RelationName, InEdges | Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the rows of the destinations, by node type, of all types that some relation of the metadata leads to.
+
+        The edges of a relation are an edge_index, or the InEdges of a layer's view.
+        """
+        edges = {}
+        for key, given in edge_index_dict.items():
+            if key not in self.relations:
+                raise ConfigError(f"edge_index_dict has {key}, which is not in the metadata: {list(self.relations)}")
+            if missing := {key[0], key[2]} - set(x_dict):
+                raise ConfigError(f"x_dict has no rows of {sorted(missing)}, which {key} reads; add them")
+            num_ends = x_dict[key[0]].shape[0], x_dict[key[2]].shape[0]
+            edges[key] = group(given, *num_ends) if isinstance(given, Tensor) else given
+        counts = {name: x.shape[0] for name, x in x_dict.items()} | {
+            key[2]: e.num_destinations for key, e in edges.items()
+        }
+        x_dst = {name: x[: counts[name]] for name, x in x_dict.items() if name in self.destinations}
+        return self.propagate(self.project_all({key[0]: x_dict[key[0]] for key in edges}), x_dst, edges)
+
+    def conv(self, key: RelationName) -> Conv:
+        """Return the layer of a relation: one layer has all."""
+        return self
+
+    def project_all(self, x: Mapping[str, Tensor]) -> dict[RelationName, Tensor]:
+        """Return the rows that `project` returns, by relation; relations of one source type share a tensor."""
+        relations = {key[0]: key for key in self.relations if key[0] in x}
+        made = {name: self.project(key, x[name]) for name, key in relations.items()}
+        return {key: made[key[0]] for key in self.relations if key[0] in made}
+
+    def project(self, key: RelationName, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the keys and values of a relation's sources: [num_sources, 2 * out_channels]."""
+        of_keys, _, of_values = self._kqv(key[0])
+        return F.linear(x, *(torch.cat(both) for both in zip(of_keys, of_values, strict=True)))
+
+    def _kqv(self, name: str) -> list[tuple[Tensor, Tensor]]:
+        """Return the weight and bias that make a node type's keys, those of its queries, and those of its values."""
+        linear = self.kqv_lin.lins[_module_name(name)]
+        return list(zip(linear.weight.split(self.out_channels), linear.bias.split(self.out_channels), strict=True))
+
+    def propagate(  # type: ignore[override]
+        self,
+        z: Mapping[RelationName, Tensor],
+        x_dst: Mapping[str, Tensor],
+        edges: Mapping[RelationName, InEdges],
+        aggregated: object = None,
+    ) -> dict[str, Tensor]:
+        """Return the rows of the destinations; `z` are the sources' keys and values, which `project` returned."""
+        out = {}
+        for name, x in x_dst.items():
+            if name not in self.destinations:
+                continue
+            keys = [key for key in self.relations if key[2] == name and key in edges]
+            query = F.linear(x, *self._kqv(name)[1]).view(-1, self.heads, self.width)
+            each = [self._attended(key, z[key], query, edges[key]) for key in keys]
+            rows = self.out_lin.lins[_module_name(name)](F.gelu(_joined(each, query)))
+            if rows.shape[1] == x.shape[1]:
+                share = self.skip[_module_name(name)].sigmoid()
+                rows = share * rows + (1 - share) * x
+            out[name] = rows
+        return out
+
+    def _attended(self, key: RelationName, z: Tensor, query: Tensor, edges: InEdges) -> tuple[Tensor, Tensor]:
+        """Return the sums over one relation [n, heads, width], and the logarithms of its softmax's totals [n, heads].
+
+        A matrix on all keys is the transposed matrix on the query, and one on all values is one on their sum.
+        """
+        keys, values = torch.split(z, self.out_channels, dim=1)
+        number, heads = self.relations.index(key), (self.heads, -1, self.width, self.width)
+        asked = torch.einsum("nhd,hed->nhe", query, self.k_rel.weight.view(heads)[:, number])
+        asked = asked * (self.p_rel["__".join(key)] / self.width**0.5).unsqueeze(2)
+        out, totals = attend(values, edges, dot_ends(keys, asked.flatten(1), edges, self.heads))
+        sums = out.view(-1, self.heads, self.width)
+        return torch.einsum("nhe,hed->nhd", sums, self.v_rel.weight.view(heads)[:, number]), totals
+
+
+def _module_name(name: str) -> str:
+    return name.replace(".", "_")  # a ModuleDict allows no dots
+
+
+def _joined(each: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
+    """Return the sums of a softmax over several relations, from those of a softmax over each: [n, heads * width]."""
+    if not each:
+        return torch.zeros_like(like).flatten(1)
+    if len(each) == 1:
+        return each[0][0].flatten(1)
+    totals = torch.stack([totals for _, totals in each])
+    # Without any edges, all are -inf: the least finite number makes equal shares of zeros, not NaN.
+    totals = totals.clamp(min=torch.finfo(totals.dtype).min)
+    shares = (totals - totals.detach().amax(0)).exp()  # torch.softmax has other bits for other numbers of threads
+    shares = (shares / shares.sum(0)).unsqueeze(3)
+    rows = torch.stack([rows for rows, _ in each])
+    return (shares.to(rows.dtype) * rows).sum(0).flatten(1)
+
+
+class RGCNConv(Conv):
+    """Relational graph convolution: a matrix per edge type on the aggregate of the sources along edges of this type.
+
+    Types share `num_bases` matrices in proportions of their own, or have `num_blocks` blocks on their diagonal.
+
+    >>> conv = RGCNConv(16, 32, num_relations=90, num_bases=30)
+    >>> conv(data.x, data.edge_index, data.edge_type)
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Ends,
+        out_channels: int,
+        num_relations: int,
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+        aggr: Literal["mean", "add", "sum", "max"] = "mean",
+        root_weight: bool = True,
+        is_sorted: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        source, destination = ends_of(in_channels)
+        if num_bases is not None and num_blocks is not None:
+            raise ConfigError(f"num_bases={num_bases} and num_blocks={num_blocks} exclude each other; give one of them")
+        if num_blocks and (source % num_blocks or out_channels % num_blocks):
+            raise ConfigError(
+                f"in_channels={source} and out_channels={out_channels} do not both divide by num_blocks={num_blocks}"
+            )
+        if aggr not in REDUCES:
+            raise ConfigError(f"aggr is {aggr!r}; choose one of {list(REDUCES)}")
+        self.in_channels, self.num_relations, self.num_blocks = source, num_relations, num_blocks
+        self.by_relation, self.edge_dim = REDUCES[aggr], 1  # the only feature is the type
+        shape = [num_bases or num_relations, source, out_channels]
+        if num_blocks:
+            shape = [num_relations, num_blocks, source // num_blocks, out_channels // num_blocks]
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.comp = nn.Parameter(torch.empty(num_relations, num_bases)) if num_bases else None
+        self.root = nn.Parameter(torch.empty(destination, out_channels)) if root_weight else None
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        for parameter in (self.weight, self.comp, self.root):
+            glorot(parameter)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor | None, edges: InEdges | Tensor, edge_type: Tensor | None = None, x_dst: Tensor | None = None
+    ) -> Tensor:
+        """Return the destinations' rows [num_destinations, out_channels] from the sources x [num_sources, in_channels].
+
+        `edge_type` [num_edges] are numbers below num_relations in the order of edge_index, by default the features of
+        `edges`. Nodes without features have an x of integers below in_channels [num_sources], or x=None for all.
+        """
+        if x is None:
+            x = torch.arange(self.in_channels or 0, device=self.weight.device)
+        return super().forward(x, edges, x_dst, edge_attr=edge_type)
+
+    def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        refuse_weights(self, edges)
+        pairs = _pairs_of(edges, self.num_relations)
+        if z.is_floating_point():
+            out = self._multiplied(aggregate(z, pairs.lists, self.by_relation), pairs)
+            return plus_bias(out if self.root is None else out + x_dst @ self.root, self.bias)
+        if self.num_blocks:
+            raise ConfigError(f"num_blocks={self.num_blocks} splits features, but x has integers; take num_bases")
+        matrices = self._matrices().flatten(0, 1)  # a row for each relation and integer
+        rows = aggregate(matrices, _shifted(pairs, z, self.in_channels or 0, matrices), self.by_relation)
+        out = aggregate(rows, pairs.ends, "sum")
+        return plus_bias(out if self.root is None else out + F.embedding(x_dst, self.root), self.bias)
+
+    def _matrices(self) -> Tensor:
+        """Return the matrices of all relations: [num_relations, in_channels, out_channels]."""
+        return (
+            self.weight if self.comp is None else (self.comp @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:])
+        )
+
+    def _multiplied(self, rows: Tensor, pairs: "_Pairs") -> Tensor:
+        """Return the destinations' sums of the product of each pair's row and its relation's matrix."""
+        num_bases = 0 if self.comp is None else self.weight.shape[0]
+        with_bases = num_bases * pairs.ends.num_destinations  # number of products of a row and a matrix
+        if self.comp is not None and with_bases < num_bases * self.num_relations + rows.shape[0]:
+            shares = F.embedding(pairs.relations[pairs.ends.sources], self.comp).unbind(1)
+            sums = [aggregate(rows, pairs.ends, "sum", share) for share in shares]
+            return torch.cat(sums, dim=1) @ self.weight.flatten(0, 1)
+        parts = torch.split(rows, pairs.counts)
+        if self.num_blocks:
+            blocks = [part.view(len(part), *weight.shape[:2]) for part, weight in zip(parts, self.weight, strict=True)]
+            found = [torch.einsum("nbc,bcd->nbd", *both).flatten(1) for both in zip(blocks, self.weight, strict=True)]
+        else:
+            found = [part @ matrix for part, matrix in zip(parts, self._matrices(), strict=True)]
+        return aggregate(torch.cat(found), pairs.ends, "sum")
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The pairs of a relation and a destination that have edges, by relation; each has a list of sources."""
+
+    lists: InEdges  # from sources to pairs
+    ends: InEdges  # from pairs to destinations
+    counts: list[int]  # number of pairs by relation
+
+    @property
+    def relations(self) -> Tensor:
+        """The relation of each pair: [num_pairs] int64."""
+        counts = torch.tensor(self.counts, device=self.lists.indptr.device)
+        return torch.arange(len(self.counts), device=counts.device).repeat_interleave(counts)
+
+
+@eager
+def _types_of(edges: InEdges, num_relations: int) -> Tensor:
+    """Return the types of edges, which are their features: [num_edges] int64. On a GPU, the host waits for them."""
+    if edges.features is None or edges.features.shape[1] != 1:
+        raise ConfigError("the edges have no types; give edge_type, a number for each edge")
+    types = edges.features[: int(edges.indptr[-1]), 0].to(torch.int64)
+    low, high = map(int, torch.aminmax(types)) if types.numel() else (0, 0)
+    if low < 0 or high >= num_relations:
+        known = f"0 to num_relations - 1 = {num_relations - 1}"
+        raise ConfigError(f"edge_type has numbers from {low} to {high}; give {known}")
+    return types
+
+
+@eager
+def _pairs_of(edges: InEdges, num_relations: int) -> _Pairs:
+    """Return the pairs of edges whose features are their relations. On a GPU, the host waits for their number."""
+    types = _types_of(edges, num_relations)
+    num_edges = types.numel()
+    by_relation = InEdges.of(
+        torch.stack([torch.arange(num_edges, device=types.device), types]), num_edges, num_relations
+    )
+    order = by_relation.sources.to(torch.int64)
+    destinations = edges.destinations[:num_edges].index_select(0, order)
+    begins = torch.ones(num_edges, dtype=torch.bool, device=types.device)
+    begins[1:] = destinations[1:] != destinations[:-1]
+    begins[by_relation.indptr[:-1][by_relation.degrees > 0]] = True
+    first = begins.nonzero().view(-1)
+    indptr = torch.cat([first, by_relation.indptr[-1:]])
+    lists = InEdges(indptr, edges.sources[:num_edges].index_select(0, order), edges.num_sources)
+    pairs = torch.arange(first.numel(), device=first.device)
+    ends = InEdges.of(torch.stack([pairs, destinations[first]]), first.numel(), edges.num_destinations)
+    return _Pairs(lists, ends, torch.searchsorted(first, by_relation.indptr).diff().tolist())
+
+
+@eager
+def _shifted(pairs: _Pairs, numbers: Tensor, count: int, rows: Tensor) -> InEdges:
+    """Return the lists of the pairs with row relation * count + number instead of each source with this number."""
+    lists = pairs.lists
+    relations = pairs.relations.repeat_interleave(lists.degrees)
+    sources = relations * count + numbers.index_select(0, lists.sources)
+    return replace(lists, sources=sources, num_sources=rows.shape[0])
+
+
+class SimpleHGNConv(GATConv):
+    """SimpleHGN's graph attention, where a score also depends on a learned vector of the edge's type.
+
+    >>> conv = SimpleHGNConv(64, 16, num_relations=8, heads=4)
+    >>> conv(x, edge_index, edge_type)
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Ends,
+        out_channels: int,
+        num_relations: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        edge_dim: int = 64,
+        bias: bool = True,
+        residual: bool = True,
+    ) -> None:
+        options = {"add_self_loops": False, "bias": bias, "residual": residual}
+        super().__init__(in_channels, out_channels, heads, concat, negative_slope, dropout, **options)
+        self.num_relations, self.edge_dim = num_relations, 1  # the only feature is the type
+        self.edge_emb = nn.Parameter(torch.empty(num_relations, edge_dim))
+        self.lin_edge = nn.Linear(edge_dim, heads * edge_dim, bias=False)
+        self.att_edge = nn.Parameter(torch.empty(1, heads, edge_dim))
+        for parameter in (self.edge_emb, self.lin_edge.weight, self.att_edge):
+            glorot(parameter)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, edges: InEdges | Tensor, edge_type: Tensor | None = None, x_dst: Tensor | None = None
+    ) -> Tensor:
+        """Return the destinations' rows; `edge_type` has numbers below num_relations, in the order of edge_index."""
+        return Conv.forward(self, x, edges, x_dst, edge_attr=edge_type)
+
+    def _of_edges(self, features: Tensor, edges: InEdges) -> Tensor:
+        types = _types_of(edges, self.num_relations)
+        by_type = F.linear(self.edge_emb, self._scorer(self.lin_edge.weight, self.att_edge))
+        return F.embedding(F.pad(types, (0, edges.num_edges - types.numel())), by_type)
