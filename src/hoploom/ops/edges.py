@@ -96,7 +96,7 @@ class InEdges:
     source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: count these edges
     whole: "InEdges | None" = None  # the edges of which these are a prefix
     num_edges_below: Mapping[int, int] | None = None  # n -> number of edges of the first n destinations, if known
-    weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: factors in sums and means
+    weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: factors in sums, means and maxima
     features: Tensor | None = None  # [num_edges, k]
 
     def __post_init__(self) -> None:
@@ -324,7 +324,12 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
     """
     _check(x, edges, reduce, weights)
     values = _native(x.flatten(1))
-    if reduce == "max":
+    if reduce == "max" and weights is not None:  # the one case with a tensor of messages
+        heads = weights.shape[1] if weights.dim() == 2 else 1
+        messages = add_ends(values, None, edges).view(edges.num_edges, heads, values.shape[1] // heads)
+        messages = messages * weights.to(values.dtype).view(edges.num_edges, heads, 1)
+        out = _apply(_Max, messages.flatten(1), edges.own_rows)
+    elif reduce == "max":
         out = _apply(_Max, values, edges)
     else:
         if weights is not None:
@@ -354,9 +359,9 @@ def _check(x: Tensor, edges: InEdges, reduce: str, weights: Tensor | None) -> No
         raise ConfigError(
             f"x is {x.dtype} of shape {tuple(x.shape)}; give floats, a row for each of {edges.num_sources} sources"
         )
-    if (reduce == "softmax" and weights is None) or (reduce == "max" and weights is not None):
-        raise ConfigError(f"reduce={reduce!r} {'needs' if weights is None else 'takes no'} weights")
     if weights is None:
+        if reduce == "softmax":
+            raise ConfigError("reduce='softmax' needs weights")
         return
     heads = weights.shape[1] if weights.dim() == 2 else 1
     width = x[0].numel() if x.shape[0] else 0

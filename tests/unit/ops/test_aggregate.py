@@ -15,7 +15,10 @@ from hoploom import ConfigError, ops
 from hoploom.ops import InEdges, rows
 from hoploom.ops.edges import add_ends
 
-CASES = [("sum", 0), ("sum", 1), ("sum", 3), ("mean", 0), ("mean", 3), ("max", 0), ("softmax", 1), ("softmax", 3)]
+CASES = [
+    ("sum", 0), ("sum", 1), ("sum", 3), ("mean", 0), ("mean", 3), ("max", 0), ("max", 1), ("max", 3), ("softmax", 1),
+    ("softmax", 3),
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +95,12 @@ def test_one_thread_and_three_give_the_same_bits(reduce: str, heads: int) -> Non
         found.append([out, x.grad, None if weights is None else weights.grad])
     for one, other in zip(*found, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("reduce", "heads"), CASES)
+def test_lists_without_any_edge_give_zeros(reduce: str, heads: int) -> None:
+    edges, weights = InEdges.of(torch.empty(2, 0, dtype=torch.int64), 3, 2), torch.ones(0, heads) if heads else None
+    assert ops.aggregate(torch.ones(3, 6), edges, reduce, weights).tolist() == [[0] * 6] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -191,7 +200,7 @@ def contents(edges: InEdges) -> dict[str, Tensor]:
     """All that edges tell of their lists, without what stands behind them."""
     length, out_edges, looped = int(edges.indptr[-1]), edges.transposed, edges.with_loops
     assert not edges.are_loops[length:].any()
-    assert not looped.sources[int(looped.indptr[-1]) :].any()
+    assert bool((looped.sources < edges.num_sources).all())
     assert bool((edges.senders < edges.num_sources).all())
     assert bool((edges.destinations < edges.num_destinations).all())
     places = torch.arange(length) if out_edges.places is None else out_edges.places
@@ -253,7 +262,7 @@ def test_what_stands_behind_the_lists_changes_nothing(reduce: str, heads: int) -
         ("sum", torch.ones(3), None, "a row for each of 3 sources"),
         ("sum", torch.ones(3, 2, dtype=torch.int64), None, "give floats"),
         ("softmax", torch.ones(3, 2), None, "needs weights"),
-        ("max", torch.ones(3, 2), torch.ones(2), "takes no weights"),
+        ("max", torch.ones(3, 2), torch.ones(3), "each of 2 edges"),
         ("sum", torch.ones(3, 2), torch.ones(3), "each of 2 edges"),
         ("sum", torch.ones(3, 2), torch.ones(2, 4), "each of 2 edges"),
         ("sum", torch.ones(3, 2), torch.ones(2, 1, 1), "each of 2 edges"),
