@@ -1,6 +1,7 @@
 """Models for homogeneous and heterogeneous graphs: stacks of layers, with one convolution per relation."""
 
 import copy
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +34,8 @@ from hoploom.nn.layers import (
     eager,
     views_of,
 )
+from hoploom.nn.pna import PNAConv
+from hoploom.nn.relational import needed_hgt
 from hoploom.ops import InEdges
 from hoploom.schema import (
     FEATURES,
@@ -155,12 +158,25 @@ def _attention(
     return make(ends, out // shape.heads, shape.heads, edge_dim=edge_dim)
 
 
+def _pna(ends: Ends, out: int, shape: Shape, is_last: bool, edge_dim: int | None) -> Conv:
+    if ends[0] != ends[1]:
+        raise ConfigError(f"PNA has one width for sources ({ends[0]}) and destinations ({ends[1]}); use residual=True")
+    scalers: list[Any] = ["identity", "amplification", "attenuation"]
+    return PNAConv(ends[0], out, ["mean", "min", "max", "std"], scalers, torch.tensor([0, 1]), edge_dim)
+
+
+def _hgt(widths: Mapping[str, int], relations: Sequence[RelationName], out: int, shape: Shape, is_last: bool) -> Conv:
+    is_output = is_last and not shape.has_output
+    return needed_hgt(widths, relations, out, math.gcd(out, shape.heads) if is_output else shape.heads)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A family of models, such as "sage": how its convolutions are made, and which options it supports."""
 
-    # (relation's channels, output channels, shape, is last layer, width of edge features)
-    make: Callable[[Ends, int, Shape, bool, int | None], Conv]
+    # (relation's channels, output channels, shape, is last layer, width of edge features): a convolution
+    make: Callable[..., Any]
+    is_joint: bool = False  # `make` takes the channels of all types, and all relations: one layer has them all
     has_root: bool = False  # has a linear layer for the destination
     any_relations: bool = True  # works between different node types
     any_aggr: bool = False  # uses the `aggr` of its shape
@@ -181,6 +197,8 @@ KINDS: dict[str, Kind] = {
     "rgcn": Kind(partial(_sage, root_weight=False, bias=False), has_root=True, any_aggr=True),
     "rgat": Kind(partial(_attention, partial(GATConv, add_self_loops=False)), has_root=True, **ATTENTION),
     "rgatv2": Kind(partial(_attention, partial(GATv2Conv, add_self_loops=False)), has_root=True, **ATTENTION),
+    "pna": Kind(_pna, reads=("features",)),
+    "hgt": Kind(_hgt, is_joint=True, has_heads=True, reads=()),
 }
 
 
@@ -211,6 +229,10 @@ class RelationLayer(nn.Module):
     def project(self, key: RelationName, x: Tensor) -> Tensor:
         """Return the projected rows of a relation's sources, which `propagate` aggregates."""
         return self.conv(key).project(x)
+
+    def project_all(self, x: Rows) -> dict[RelationName, Tensor]:
+        """Return the projected rows of all relations whose sources are in `x`."""
+        return {key: self.project(key, x[key[0]]) for key in self.relations if key[0] in x}
 
     def propagate(
         self,
@@ -311,10 +333,17 @@ class GNN(nn.Module):
         is_last, kept = depth == self.num_layers - 1, self.types[depth + 1]
         out = self.shape.out if is_last and not self.shape.has_output else self.shape.hidden
         keys = [r.key for r in self.schema.relations if r.source in channels and r.destination in kept]
+        if kind.is_joint:
+            self.layers.append(kind.make(channels, keys, out, self.shape, is_last))
+            return dict.fromkeys(kept, out)
         convs = {
             key: kind.make((channels[key[0]], channels[key[2]]), out, self.shape, is_last, self.edge_dim(key))
             for key in keys
         }
+        for key in keys:
+            if isinstance(convs[key], PNAConv):
+                num_nodes = max(1, self.schema.node_type(key[2]).num_nodes)
+                convs[key].average_degree(self.schema.relation(key).num_edges / num_nodes)
         reached = dict.fromkeys(
             key[2] for key in keys
         )  # in the order of the schema, which the order of parameters follows
@@ -371,8 +400,7 @@ class GNN(nn.Module):
         for depth, view in enumerate(views):
             stage = self.stage(depth)
             entered, own = _split(self.enter(depth, x), view.num_destinations)
-            z = {key: stage.project(key, entered[key[0]]) for key in stage.relations if key[0] in entered}
-            rows = stage.propagate(z, own, view.edges, aggregated)
+            rows = stage.propagate(stage.project_all(entered), own, view.edges, aggregated)
             x = self.close(depth, rows, _heads_of(x, view.num_destinations))
             aggregated = None
         out = self.finish(x)

@@ -153,6 +153,21 @@ def _module_name(name: str) -> str:
     return name.replace(".", "_")  # a ModuleDict allows no dots
 
 
+def needed_hgt(
+    channels: Mapping[str, int], relations: Sequence[RelationName], out_channels: int, heads: int
+) -> HGTConv:
+    """Return an HGTConv without the parameters that have no use in PyG's: ranks would wait for their gradients."""
+    ends = {end for key in relations for end in (key[0], key[2])}
+    widths = {name: width for name, width in channels.items() if name in ends}
+    layer = HGTConv(widths, out_channels, (list(widths), relations), heads)
+    for name, width in widths.items():
+        if name not in layer.destinations:
+            del layer.out_lin.lins[_module_name(name)]
+        if name not in layer.destinations or width != out_channels:
+            del layer.skip[_module_name(name)]
+    return layer
+
+
 def _joined(each: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
     """Return the sums of a softmax over several relations, from those of a softmax over each: [n, heads * width]."""
     if not each:

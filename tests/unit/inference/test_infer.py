@@ -45,12 +45,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     "cat": {"act": "elu", "jk": "cat"},
     "max": {"act": "elu", "jk": "max"},
 }
-HEADS = {"gat": 2, "rgat": 2}
+HEADS = {"gat": 2, "rgat": 2, "hgt": 2}
 OWN = ["plain", "norm", "residual", "both"]
 TO = ("node", "to", "node")
 # Those that project rows take every shape.
-SINGLE = [*product(["gcn", "gat"], OWN), *product(["sage", "gin"], ["plain", "both"]), ("sage", "cat"), ("sage", "max")]
-MANY_TYPES = [*product(["rgat"], OWN), *product(["rsage", "rgcn"], ["plain", "both"])]
+SINGLE = [
+    *product(["gcn", "gat"], OWN),
+    *product(["pna"], ["plain", "both"]),
+    *product(["sage", "gin"], ["plain", "both"]),
+    ("sage", "cat"),
+    ("sage", "max"),
+]
+MANY_TYPES = [*product(["rgat", "hgt"], OWN), *product(["rsage", "rgcn"], ["plain", "both"]), ("pna", "both")]
 
 
 @pytest.mark.parametrize(("kind", "shape"), SINGLE)

@@ -188,7 +188,7 @@ def test_all_neighbours_in_blocks_or_a_subgraph_give_what_the_whole_graph_gives(
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": True, "residual": True}])
-@pytest.mark.parametrize("kind", ["sage", "rsage", "rgcn", "rgat"])
+@pytest.mark.parametrize("kind", ["sage", "rsage", "rgcn", "rgat", "hgt"])
 def test_heterogeneous_batches_give_what_the_whole_graph_gives(kind: str, options: dict[str, Any]) -> None:
     data = books()
     model = heterogeneous(kind, data, **options)
@@ -200,8 +200,17 @@ def test_heterogeneous_batches_give_what_the_whole_graph_gives(kind: str, option
             torch.testing.assert_close(out, whole[batch[node_type].input_id], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"jk": "cat"}])
+@pytest.mark.parametrize("kind", ["rsage", "rgcn", "rgat", "hgt"])
+def test_every_parameter_has_a_use(kind: str, options: dict[str, Any]) -> None:
+    """Otherwise, ranks would wait for its gradient."""
+    model = heterogeneous(kind, books(), **options)
+    sum(rows.square().sum() for rows in model(books()).values()).backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
 ORDER = """
-for kind in ("rsage", "rgcn", "rgat"):
+for kind in ("rsage", "rgcn", "rgat", "hgt"):
     torch.manual_seed(0)
     model = heterogeneous(kind, books())
     names = [name for name, _ in model.named_parameters()]
@@ -219,7 +228,7 @@ def test_parameters_have_one_order_in_every_process(capsys: pytest.CaptureFixtur
     other = subprocess.Popen(command, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
     exec(ORDER, {"torch": torch, "heterogeneous": heterogeneous, "books": books})
     here = capsys.readouterr().out
-    assert len(here.splitlines()) == 3
+    assert len(here.splitlines()) == 4
     assert other.communicate(timeout=60)[0] == here
 
 
@@ -339,6 +348,8 @@ def test_mixed_precision_runs_forward_and_backward() -> None:
         (lambda: heterogeneous("gcn", books()), "use 'rgcn'"),
         (lambda: heterogeneous("sagee", books()), "choose one of"),
         (lambda: heterogeneous("gin", books()), "residual=True"),
+        (lambda: heterogeneous("pna", books()), "PNA has one width .* use residual=True"),
+        (lambda: heterogeneous("hgt", books(), heads=5), "out_channels=12 does not divide by heads=5"),
         (lambda: homogeneous("gat", heads=5), "does not divide by heads"),
         (lambda: homogeneous("sage", heads=4), "'sage' has no attention heads; leave heads=4 out"),
         (lambda: homogeneous("gcn", heads=4), "'gcn' has no attention heads; leave heads=4 out"),

@@ -28,13 +28,13 @@ def trained(module: nn.Module, batch: Any) -> list[Tensor]:
     ("kind", "mode"),
     [
         *((kind, mode) for mode in ("subgraph", "blocks") for kind in ("sage", "gcn", "gat", "gin")),
-        *((kind, "subgraph") for kind in ("rsage", "rgcn", "rgat")),
+        *((kind, "subgraph") for kind in ("rsage", "rgcn", "rgat", "hgt")),
     ],
 )
 def test_a_model_by_kernels_is_the_model_by_the_core(
     kind: str, mode: str, device: torch.device, by_kernels: Callable[[], None]
 ) -> None:
-    if kind.startswith("r"):
+    if kind.startswith(("r", "h")):
         data: Any = books()
         model: nn.Module = heterogeneous(kind, data)
         loader = NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=2)
