@@ -7,6 +7,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -104,10 +105,18 @@ def glt_cluster() -> Iterator[Peer | None]:
 
 
 @contextmanager
-def _first_that_starts(script: str, *arguments: str) -> Iterator[Peer | None]:
+def layer_of(module: str) -> Iterator[Peer | None]:
+    """A layer of "hoploom.nn", or of "torch_geometric.nn" with pyg-lib, or None where no venv can import these."""
+    ours = [Path(sys.executable)] if module == "hoploom.nn" else None
+    with _first_that_starts("relation_layers_peer.py", module, interpreters=ours) as peer:
+        yield peer
+
+
+@contextmanager
+def _first_that_starts(script: str, *arguments: str, interpreters: list[Path] | None = None) -> Iterator[Peer | None]:
     """The script in the first venv that has what it imports."""
     with ExitStack() as running:
-        for python in pythons():
+        for python in pythons() if interpreters is None else interpreters:
             command = [str(python), str(SCRIPTS / script), *arguments]
             process = running.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             running.callback(_end, process)

@@ -21,7 +21,7 @@ from report import Report
 GROUPS = {
     "libraries": ("libraries",),
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
-    "training": ("stepping", "aggregating", "edge_layers"),
+    "training": ("stepping", "aggregating", "edge_layers", "relation_layers"),
     "links": ("links",),
     "typed": ("typed",),
     "learned": ("learned",),
