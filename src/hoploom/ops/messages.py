@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 from hoploom import _core
 from hoploom.errors import ConfigError
 from hoploom.ops import edges as _edges
+from hoploom.ops import rows as _rows
 from hoploom.ops.edges import InEdges, aggregate
-from hoploom.ops.rows import _matrix, empty, max_rows_backward, runs_in_core
+from hoploom.ops.rows import _matrix, empty, max_rows_backward
 
 Act = Literal["relu", "square"]
 MessageReduce = Literal["sum", "mean", "max"]
@@ -65,7 +66,7 @@ def aggregate_messages(
         if added.weight is not None:
             of_edges = F.linear(of_edges, added.weight)
         return (aggregate(values, edges, reduce) + of_edges).to(x.dtype)
-    if runs_in_core(values):
+    if _rows.runs_in_core(values):
         message = MAX if reduce == "max" or act is None else SUMS[act]
         out = _edges._apply(_Messages, values, *_fused(added), edges, message, reduce == "mean")
         return (out.relu() if message == MAX and act else out).to(x.dtype)
@@ -94,7 +95,7 @@ def pair_scores(
     left = _edges._native(left)
     right, att = right.to(left.dtype), att.to(left.dtype)
     added = None if added is None else _checked(added, edges, left)
-    if runs_in_core(left):
+    if _rows.runs_in_core(left):
         term = (None, None) if added is None else _fused(added)
         return _edges._apply(_Scores, left, right, att, *term, edges, slope)
     total = _edges.add_ends(left, right, edges)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -216,7 +217,7 @@ def test_ids_may_be_wide_and_entries_behind_the_lists_change_nothing() -> None:
 
 def test_the_path_of_a_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     in_core = results(edges_of())
-    monkeypatch.setattr(messages, "runs_in_core", lambda tensor: False)
+    monkeypatch.setattr(messages, "_rows", SimpleNamespace(runs_in_core=lambda tensor: False))
     for ours, theirs in zip(in_core, results(edges_of()), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
