@@ -440,10 +440,10 @@ class GINEConv(GINConv):
         self.in_channels, self.edge_dim = width, edge_dim or width
         self.lin = None if edge_dim is None else torch.nn.Linear(edge_dim, width)
 
-    def project(self, x: Tensor) -> Tensor:
-        return x if self.lin is None else x + self.lin.bias.to(x.dtype)
-
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         refuse_weights(self, edges)
-        term = ops.EdgeTerm(self.features_of(edges, z.dtype), None if self.lin is None else self.lin.weight)
+        term = ops.EdgeTerm(self.features_of(edges, z.dtype))
+        if self.lin is not None:  # the bias is the weight of a column of ones
+            weight = torch.cat([self.lin.weight, self.lin.bias.unsqueeze(1)], dim=1)
+            term = ops.EdgeTerm(F.pad(term.rows, (0, 1), value=1), weight)
         return super().propagate(z, edges, x_dst, aggregate_messages(z, edges, "sum", term, "relu"))
