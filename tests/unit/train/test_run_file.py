@@ -61,7 +61,7 @@ MISTAKES = [  # text, line, what the message says
     (STORE + "[model]\nname = 'SAGE'\n", 3, r'model.name is .*; did you mean "sage"\?'),
     (STORE + "[model]\nfactory = 'my_model.py'\n", 3, 'give "module:function"'),
     # keys that have no effect here
-    (STORE + "[model]\nheads = 8\n", 3, 'model.heads is for model.name = "gat" or .* "rgatv2", and that is "sage"'),
+    (STORE + "[model]\nheads = 8\n", 3, 'model.heads is for model.name = "gat" or .*, and that is "sage"'),
     (STORE + "[model]\nfactory = 'a:b'\nhidden = 8\n", 4, "model.hidden has no effect with model.factory"),
     (STORE + "[model]\noptions = { a = 1 }\n", 3, "model.options has no effect without model.factory"),
     (STORE + "[task]\nrelation = 'a b c'\n", 3, 'task.relation is for task.kind = "link-prediction"'),
