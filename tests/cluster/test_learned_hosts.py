@@ -60,6 +60,11 @@ def test_a_host_has_the_rows_of_its_own_ranks_alone() -> None:
     done(on_hosts((1, 1), "wide"))
 
 
+def test_one_rank_alone_does_not_infer_from_rows_of_other_hosts() -> None:
+    """It would take the rows that it lacks for zeros."""
+    done(on_hosts((1, 1), "one_rank_infers"))
+
+
 @pytest.mark.parametrize("killed_on", ["one host", "two hosts"])
 def test_a_killed_run_resumes_on_other_hosts(killed_on: str, tmp_path: Path) -> None:
     """From two hosts to one and back, to the rows of ranks that never stopped."""

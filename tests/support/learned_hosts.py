@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 import hoploom
 from hoploom import ConfigError
+from hoploom.nn import GNN, Shape
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.context import Context, unwrap
 from hoploom.train.loop import evaluate, fit
@@ -71,6 +73,17 @@ def wide(context: Context) -> None:
     assert 0.9 < touched() / (first.rows.nbytes / 2) < 1.1
     with pytest.raises(ConfigError, match=r"'user' are on several hosts; call the Embedding itself .* or export"):
         print(learned.store["user"].x[:3])
+
+
+def one_rank_infers(context: Context) -> None:
+    """Ask one rank of two hosts for the best of a user, and for the outputs of all."""
+    store = Embedding(shop(), "user", dim=4, context=context).store
+    model = GNN("rsage", store.schema, Shape(8, 1, 4), out_types=["user", "item"])
+    said = r"learned rows of 'user' are on several hosts; call infer on all ranks, and write_best; or export the rows"
+    with pytest.raises(ConfigError, match=said):
+        print(hoploom.best(model, store, ("user", torch.tensor([1, USERS - 1])), of="item", k=3))
+    with TemporaryDirectory() as folder, pytest.raises(ConfigError, match=said):
+        hoploom.infer(model, store, f"{folder}/out", alone())
 
 
 def touched() -> int:

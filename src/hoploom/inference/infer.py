@@ -138,7 +138,7 @@ def infer(
         context.sync_buffers(module)
         folder = stack.enter_context(shared_folder(target, scratch, context))
         for number, learned in enumerate(store.learned):
-            stack.enter_context(learned.whole(partial(folder.rows_of_all, f"learned-{number}")))
+            stack.enter_context(learned.whole(partial(folder.rows_of_all, f"learned-{number}"), context.world_size))
         shown = progress or stack.enter_context(_bar(context, "rows" if isinstance(module, GNN) else "batches"))
         if not isinstance(module, GNN):
             results = _in_batches(module, loaders, inference.task, folder, shown)

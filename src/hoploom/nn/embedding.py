@@ -237,13 +237,17 @@ class Embedding:
                 deque(pieces, maxlen=0)  # the other ranks send rows of other hosts
 
     @contextmanager
-    def whole(self, share: Callable[[int, Tensor, int], Tensor]) -> Iterator[None]:
-        """Read rows of other hosts in this block, from the tensor that `share` returns. All ranks call.
+    def whole(self, share: Callable[[int, Tensor, int], Tensor], world_size: int) -> Iterator[None]:
+        """A context manager in which `read` also has the rows of other hosts, from the tensor that `share` returns.
 
-        `share(first, rows, count)` gets the id of this rank's first row, its rows, and the number of all rows.
+        `share(first, rows, count)` gets the id of this rank's first row, its rows, and the number of all rows. All
+        ranks call; `world_size` is how many there are for the caller.
         """
         before = self.rows, self._far
         if self._far:
+            if world_size != self._context.world_size:
+                way_out = "call infer on all ranks, and write_best; or export the rows"
+                raise ConfigError(f"learned rows of {self.node_type!r} are on several hosts; {way_out}")
             self.rows, self._far = share(self._own.start, self.rows[self._held], self._of.num_nodes), []
         try:
             yield
