@@ -38,7 +38,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1530,
     "ranks": 1930,
     "load": 3245,
-    "nn": 2715,
+    "nn": 2760,
     "serve": 4250,
     "train": 5005,
     "gpu": 2635,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_355, 230
+BUDGET, MOST_FILES = 47_402, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -20,7 +20,8 @@ from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
 from hoploom.nn.layers import ReadEdges, with_fields
-from hoploom.nn.models import GNN, Rows
+from hoploom.nn.models import GNN
+from hoploom.nn.relational import Rows
 from hoploom.ops import Frontier, InEdges
 from hoploom.schema import DTYPES, FEATURES, RelationName, Schema, TypeKey
 from hoploom.store import Draw, Part, Sharded, Store, Wanted

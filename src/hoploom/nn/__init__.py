@@ -3,9 +3,9 @@
 from hoploom.nn.attention import GATConv, GATv2Conv
 from hoploom.nn.decoders import MLP, Bilinear, ComplEx, Cosine, Decoder, DistMult, Dot, RotatE, TransE
 from hoploom.nn.layers import Conv, GCNConv, GINConv, GINEConv, LayerView, SAGEConv, views_of
-from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, RelationLayer, Shape
+from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, Shape
 from hoploom.nn.pna import PNAConv
-from hoploom.nn.relational import HGTConv, RGCNConv, SimpleHGNConv
+from hoploom.nn.relational import HGTConv, RelationLayer, RGCNConv, SimpleHGNConv
 
 __all__ = [
     "GAT",

@@ -17,6 +17,7 @@ from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends as _add_ends
 
 FillValue = float | Literal["mean"]
+SUM_COST = 16  # to sum up a source's row of any width takes as long as to project it to so many columns
 
 add_ends = eager(_add_ends)
 softmax = eager(ops.softmax)
@@ -59,9 +60,15 @@ class _Attention(Conv):
     def _attended(self, rows: Tensor, edges: InEdges, scores: Tensor, x_dst: Tensor) -> Tensor:
         """Return the output rows: sums of the sources' rows by the softmax of scores."""
         if self.dropout and self.training:
-            out = aggregate(rows, edges, "sum", F.dropout(softmax(scores, edges), self.dropout))
-        else:
-            out = aggregate(rows, edges, "softmax", scores)
+            return self._finished(aggregate(rows, edges, "sum", self._weights(scores, edges)), x_dst)
+        return self._finished(aggregate(rows, edges, "softmax", scores), x_dst)
+
+    def _weights(self, scores: Tensor, edges: InEdges) -> Tensor:
+        """Return the weights of the sources: the softmax of scores, with dropout: [num_edges, heads]."""
+        return F.dropout(softmax(scores, edges), self.dropout, self.training)
+
+    def _finished(self, out: Tensor, x_dst: Tensor) -> Tensor:
+        """Return the output rows from the sums [num_destinations, heads * width]."""
         if not self.concat:
             out = out.view(-1, self.heads, self.width).mean(dim=1)
         if self.res is not None:
@@ -129,14 +136,31 @@ class GATConv(_Attention):
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
         return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
 
+    def convolve(self, x: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        """Return the destinations' output rows; if they are few, sum up the sources' rows first, then project sums."""
+        if self.width * (edges.num_sources - edges.num_destinations) <= SUM_COST * edges.num_edges:
+            return super().convolve(x, edges, x_dst, aggregated)
+        edges, features = self._entered(edges, x.dtype)
+        weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
+        of_sources = F.linear(x, self._scorer(weight, self.att_src))
+        weights = self._weights(self._scores(of_sources, edges, features, x_dst), edges)
+        sums = [aggregate(x, edges, "sum", of_head) for of_head in weights.unbind(1)]
+        of_heads = weight.view(self.heads, self.width, -1)
+        out = torch.cat([F.linear(*both) for both in zip(sums, of_heads, strict=True)], dim=1)
+        return self._finished(out, x_dst)
+
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         edges, features = self._entered(edges, z.dtype)
         rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
+        return self._attended(rows, edges, self._scores(of_sources, edges, features, x_dst), x_dst)
+
+    def _scores(self, of_sources: Tensor, edges: InEdges, features: Tensor | None, x_dst: Tensor) -> Tensor:
+        """Return the scores of edges, [num_edges, heads], from the sources' shares in them [num_sources, heads]."""
         weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
         scores = add_ends(of_sources, F.linear(x_dst, self._scorer(weight, self.att_dst)), edges)
         if features is not None:
             scores = scores + self._of_edges(features, edges)
-        return self._attended(rows, edges, F.leaky_relu(scores, self.negative_slope), x_dst)
+        return F.leaky_relu(scores, self.negative_slope)
 
     def _of_edges(self, features: Tensor, edges: InEdges) -> Tensor:
         """Return the edges' shares of the scores, from their features: [num_edges, heads]."""

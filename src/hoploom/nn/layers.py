@@ -232,6 +232,10 @@ class Conv(nn.Module):
             edges = with_features(edges, edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
         if x_dst is None:
             x_dst = x[edges.first : edges.first + edges.num_destinations]
+        return self.convolve(x, edges, x_dst, aggregated)
+
+    def convolve(self, x: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
+        """Return the destinations' output rows from the rows x of the sources: project them, then propagate."""
         return self.propagate(x if aggregated is not None else self.project(x), edges, x_dst, aggregated)
 
     def features_of(self, edges: InEdges, dtype: torch.dtype) -> Tensor:

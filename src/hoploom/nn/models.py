@@ -35,7 +35,7 @@ from hoploom.nn.layers import (
     views_of,
 )
 from hoploom.nn.pna import PNAConv
-from hoploom.nn.relational import needed_hgt
+from hoploom.nn.relational import RelationLayer, Rows, module_name, needed_hgt
 from hoploom.ops import InEdges
 from hoploom.schema import (
     FEATURES,
@@ -204,51 +204,8 @@ KINDS: dict[str, Kind] = {
 
 # --- models -----------------------------------------------------------------------------------
 
-Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
 NEUTRAL = {"act_first": False, "act_kwargs": None, "norm_kwargs": None}  # PyG's defaults: accepted, without effect
 WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...)"
-
-
-def _module_name(name: str | RelationName) -> str:
-    """Return the key of a node type or a relation in a ModuleDict, which allows no dots."""
-    return ("__".join(name) if isinstance(name, tuple) else name).replace(".", "_")
-
-
-class RelationLayer(nn.Module):
-    """One convolution per relation, with the results summed per destination type."""
-
-    def __init__(self, convs: Mapping[RelationName, Conv], roots: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self.relations = tuple(convs)
-        self.convs = nn.ModuleDict({_module_name(key): conv for key, conv in convs.items()})
-        self.roots = nn.ModuleDict({_module_name(name): root for name, root in roots.items()})
-
-    def conv(self, key: RelationName) -> Conv:
-        return self.convs[_module_name(key)]  # type: ignore[return-value]
-
-    def project(self, key: RelationName, x: Tensor) -> Tensor:
-        """Return the projected rows of a relation's sources, which `propagate` aggregates."""
-        return self.conv(key).project(x)
-
-    def project_all(self, x: Rows) -> dict[RelationName, Tensor]:
-        """Return the projected rows of all relations whose sources are in `x`."""
-        return {key: self.project(key, x[key[0]]) for key in self.relations if key[0] in x}
-
-    def propagate(
-        self,
-        z: Mapping[RelationName, Tensor],
-        x_dst: Rows,
-        edges: Mapping[RelationName, InEdges],
-        aggregated: Mapping[RelationName, Tensor] | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the output rows of the destinations by node type, without types that no relation leads to."""
-        out = {name: self.roots[_module_name(name)](x) for name, x in x_dst.items() if _module_name(name) in self.roots}
-        for key in self.relations:
-            if key in edges and key[2] in x_dst:
-                given = None if aggregated is None else aggregated.get(key)
-                rows = self.conv(key).propagate(z[key], edges[key], x_dst[key[2]], given)
-                out[key[2]] = out[key[2]] + rows if key[2] in out else rows
-        return out
 
 
 class _Split(torch.autograd.Function):
@@ -295,7 +252,7 @@ class GNN(nn.Module):
         hops = [(set(before), set(after)) for before, after in pairwise(self.types)]
         used = [r for r in schema.relations if any(r.source in before and r.destination in to for before, to in hops)]
         made = edge_fields(used, ReadEdges(shape.edges, shape.weights), shape.categories)
-        self.edge_fields = nn.ModuleDict({_module_name(key): own for key, own in made.items()})
+        self.edge_fields = nn.ModuleDict({module_name(key): own for key, own in made.items()})
         for relation in used if KINDS[kind].needs_features else ():
             if self.edge_dim(relation.key) is None:
                 way_out = f"name one in edges=, or take 'gin'; the fields are {sorted(relation.fields)}"
@@ -305,15 +262,13 @@ class GNN(nn.Module):
         self._widths = channels
         self.inputs = nn.ModuleDict()
         if shape.residual:
-            self.inputs.update({_module_name(t): nn.Linear(count, shape.hidden) for t, count in channels.items()})
+            self.inputs.update({module_name(t): nn.Linear(count, shape.hidden) for t, count in channels.items()})
             channels = dict.fromkeys(channels, shape.hidden)
         self.layers = nn.ModuleList()
         self.norms = nn.ModuleList()
         for depth in range(shape.num_layers):
             normed = channels if shape.norm else {}
-            self.norms.append(
-                nn.ModuleDict({_module_name(name): nn.LayerNorm(count) for name, count in normed.items()})
-            )
+            self.norms.append(nn.ModuleDict({module_name(name): nn.LayerNorm(count) for name, count in normed.items()}))
             channels = self._add_layer(KINDS[kind], channels, depth)
         self.act = activation(shape.act)
         check_activation(shape.act, self.act, shape.hidden)
@@ -353,19 +308,19 @@ class GNN(nn.Module):
 
     def read_of(self, key: RelationName) -> ReadEdges:
         """Return the names of the fields of a relation's edges that the model reads."""
-        name = _module_name(key)
+        name = module_name(key)
         return self.edge_fields[name].read if name in self.edge_fields else ReadEdges()  # type: ignore[return-value]
 
     def edge_dim(self, key: RelationName) -> int | None:
         """Return the width of the features that layers get of a relation's edges; None: they get none."""
-        name = _module_name(key)
+        name = module_name(key)
         return self.edge_fields[name].width if name in self.edge_fields else None  # type: ignore[return-value]
 
     def encode(self, edges: Mapping[RelationName, InEdges]) -> dict[RelationName, InEdges]:
         """Return the edges with the features that layers get, made from the fields that the model reads."""
         dtype, made = next(self.parameters()).dtype, dict(edges)
         for key, own in edges.items() if self.edge_fields else ():
-            if (name := _module_name(key)) in self.edge_fields:
+            if (name := module_name(key)) in self.edge_fields:
                 made[key] = self.edge_fields[name](own, dtype)
         return made
 
@@ -400,7 +355,7 @@ class GNN(nn.Module):
         for depth, view in enumerate(views):
             stage = self.stage(depth)
             entered, own = _split(self.enter(depth, x), view.num_destinations)
-            rows = stage.propagate(stage.project_all(entered), own, view.edges, aggregated)
+            rows = stage.convolve(entered, own, view.edges, aggregated)
             x = self.close(depth, rows, _heads_of(x, view.num_destinations))
             aggregated = None
         out = self.finish(x)
@@ -436,7 +391,7 @@ class GNN(nn.Module):
                 )
         rows = {name: value if _is_fit(value, dtype) else value.to(dtype) for name, value in known.items()}
         for name in rows if self.inputs else ():
-            rows[name] = self._dropped(F.gelu(self.inputs[_module_name(name)](rows[name])))
+            rows[name] = self._dropped(F.gelu(self.inputs[module_name(name)](rows[name])))
         return rows
 
     def stage(self, depth: int) -> RelationLayer:
@@ -448,7 +403,7 @@ class GNN(nn.Module):
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
-        return {name: norms[_module_name(name)](rows) for name, rows in x.items()} if norms else x
+        return {name: norms[module_name(name)](rows) for name, rows in x.items()} if norms else x
 
     def close(self, depth: int, rows: Rows, own: Rows) -> dict[str, Tensor]:
         """Return a layer's output from its convolutions' `rows`; `own` are the destinations' rows before the layer."""

@@ -1,10 +1,10 @@
-"""Convolutions over several relations: HGT on relations by name, R-GCN and SimpleHGN on edges with a type.
+"""Convolutions over several relations: one per relation, HGT, and R-GCN and SimpleHGN on edges with a type.
 
 Matrices of relations are applied to destinations' rows, not to sources or edges, since a batch has fewer of them. A
 softmax over all relations joins a softmax per relation, so edge lists are not merged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,6 +36,67 @@ from hoploom.schema import RelationName
 attend = eager(ops.attend)
 dot_ends = eager(ops.dot_ends)
 
+Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
+
+
+def module_name(name: str | RelationName) -> str:
+    """Return the key of a node type or a relation in a ModuleDict, which allows no dots."""
+    return ("__".join(name) if isinstance(name, tuple) else name).replace(".", "_")
+
+
+class RelationLayer(nn.Module):
+    """One convolution per relation, with the results summed per destination type."""
+
+    def __init__(self, convs: Mapping[RelationName, Conv], roots: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.relations = tuple(convs)
+        self.convs = nn.ModuleDict({module_name(key): conv for key, conv in convs.items()})
+        self.roots = nn.ModuleDict({module_name(name): root for name, root in roots.items()})
+
+    def conv(self, key: RelationName) -> Conv:
+        return self.convs[module_name(key)]  # type: ignore[return-value]
+
+    def project(self, key: RelationName, x: Tensor) -> Tensor:
+        """Return the projected rows of a relation's sources, which `propagate` aggregates."""
+        return self.conv(key).project(x)
+
+    def propagate(
+        self,
+        z: Mapping[RelationName, Tensor],
+        x_dst: Rows,
+        edges: Mapping[RelationName, InEdges],
+        aggregated: Mapping[RelationName, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the output rows of the destinations by node type, without types that no relation leads to."""
+        given = aggregated or {}
+        return self._summed(
+            x_dst, edges, lambda key: self.conv(key).propagate(z[key], edges[key], x_dst[key[2]], given.get(key))
+        )
+
+    def convolve(
+        self,
+        x: Rows,
+        x_dst: Rows,
+        edges: Mapping[RelationName, InEdges],
+        aggregated: Mapping[RelationName, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the output rows of `propagate` from the rows x of the sources, which may be projected or not."""
+        given = aggregated or {}
+        return self._summed(
+            x_dst, edges, lambda key: self.conv(key).convolve(x[key[0]], edges[key], x_dst[key[2]], given.get(key))
+        )
+
+    def _summed(
+        self, x_dst: Rows, edges: Mapping[RelationName, InEdges], rows_of: Callable[[RelationName], Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the sums of the relations' output rows, and of the roots', by destination type."""
+        out = {name: self.roots[module_name(name)](x) for name, x in x_dst.items() if module_name(name) in self.roots}
+        for key in self.relations:
+            if key in edges and key[2] in x_dst:
+                rows = rows_of(key)
+                out[key[2]] = out[key[2]] + rows if key[2] in out else rows
+        return out
+
 
 class HGTConv(Conv):
     """Heterogeneous graph transformer: one attention over all relations that lead to a node type.
@@ -61,7 +122,7 @@ class HGTConv(Conv):
         given = in_channels if isinstance(in_channels, Mapping) else dict.fromkeys(node_types, in_channels)
         if missing := set(node_types) - set(given):
             raise ConfigError(f"in_channels has no width for {sorted(missing)}; give one for each node type")
-        widths = {_module_name(t): as_int("in_channels", given[t], 1, "give x_dict[t].shape[1]") for t in node_types}
+        widths = {module_name(t): as_int("in_channels", given[t], 1, "give x_dict[t].shape[1]") for t in node_types}
         self.heads, self.out_channels, self.width = heads, out_channels, out_channels // heads
         self.destinations = {key[2] for key in self.relations}
         self.kqv_lin = HeteroDictLinear(widths, 3 * out_channels)
@@ -73,7 +134,7 @@ class HGTConv(Conv):
         self.p_rel = ParameterDict({"__".join(key): nn.Parameter(torch.ones(1, heads)) for key in self.relations})
 
     def forward(  # type: ignore[override]
-        self, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping[RelationName, InEdges | Tensor]
+        self, x_dict: Rows, edge_index_dict: Mapping[RelationName, InEdges | Tensor]
     ) -> dict[str, Tensor]:
         """Return the rows of the destinations, by node type, of all types that some relation of the metadata leads to.
 
@@ -91,17 +152,23 @@ class HGTConv(Conv):
             key[2]: e.num_destinations for key, e in edges.items()
         }
         x_dst = {name: x[: counts[name]] for name, x in x_dict.items() if name in self.destinations}
-        return self.propagate(self.project_all({key[0]: x_dict[key[0]] for key in edges}), x_dst, edges)
+        return self.convolve({key[0]: x_dict[key[0]] for key in edges}, x_dst, edges)
 
     def conv(self, key: RelationName) -> Conv:
         """Return the layer of a relation: one layer has all."""
         return self
 
-    def project_all(self, x: Mapping[str, Tensor]) -> dict[RelationName, Tensor]:
-        """Return the rows that `project` returns, by relation; relations of one source type share a tensor."""
+    def convolve(  # type: ignore[override]
+        self,
+        x: Rows,
+        x_dst: Rows,
+        edges: Mapping[RelationName, InEdges],
+        aggregated: object = None,
+    ) -> dict[str, Tensor]:
+        """Return the rows of the destinations; relations of one source type share its projected rows."""
         relations = {key[0]: key for key in self.relations if key[0] in x}
         made = {name: self.project(key, x[name]) for name, key in relations.items()}
-        return {key: made[key[0]] for key in self.relations if key[0] in made}
+        return self.propagate({key: made[key[0]] for key in self.relations if key[0] in made}, x_dst, edges)
 
     def project(self, key: RelationName, x: Tensor) -> Tensor:  # type: ignore[override]
         """Return the keys and values of a relation's sources: [num_sources, 2 * out_channels]."""
@@ -110,13 +177,13 @@ class HGTConv(Conv):
 
     def _kqv(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """Return the weight and bias that make a node type's keys, those of its queries, and those of its values."""
-        linear = self.kqv_lin.lins[_module_name(name)]
+        linear = self.kqv_lin.lins[module_name(name)]
         return list(zip(linear.weight.split(self.out_channels), linear.bias.split(self.out_channels), strict=True))
 
     def propagate(  # type: ignore[override]
         self,
         z: Mapping[RelationName, Tensor],
-        x_dst: Mapping[str, Tensor],
+        x_dst: Rows,
         edges: Mapping[RelationName, InEdges],
         aggregated: object = None,
     ) -> dict[str, Tensor]:
@@ -128,9 +195,9 @@ class HGTConv(Conv):
             keys = [key for key in self.relations if key[2] == name and key in edges]
             query = F.linear(x, *self._kqv(name)[1]).view(-1, self.heads, self.width)
             each = [self._attended(key, z[key], query, edges[key]) for key in keys]
-            rows = self.out_lin.lins[_module_name(name)](F.gelu(_joined(each, query)))
+            rows = self.out_lin.lins[module_name(name)](F.gelu(_joined(each, query)))
             if rows.shape[1] == x.shape[1]:
-                share = self.skip[_module_name(name)].sigmoid()
+                share = self.skip[module_name(name)].sigmoid()
                 rows = share * rows + (1 - share) * x
             out[name] = rows
         return out
@@ -149,10 +216,6 @@ class HGTConv(Conv):
         return torch.einsum("nhe,hed->nhd", sums, self.v_rel.weight.view(heads)[:, number]), totals
 
 
-def _module_name(name: str) -> str:
-    return name.replace(".", "_")  # a ModuleDict allows no dots
-
-
 def needed_hgt(
     channels: Mapping[str, int], relations: Sequence[RelationName], out_channels: int, heads: int
 ) -> HGTConv:
@@ -162,9 +225,9 @@ def needed_hgt(
     layer = HGTConv(widths, out_channels, (list(widths), relations), heads)
     for name, width in widths.items():
         if name not in layer.destinations:
-            del layer.out_lin.lins[_module_name(name)]
+            del layer.out_lin.lins[module_name(name)]
         if name not in layer.destinations or width != out_channels:
-            del layer.skip[_module_name(name)]
+            del layer.skip[module_name(name)]
     return layer
 
 

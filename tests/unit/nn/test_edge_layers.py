@@ -255,6 +255,34 @@ def test_attention_drops_out_edges_only_while_it_trains(make: Make) -> None:
     assert bool(((trained.mean(0) - expected).abs() <= 5 * trained.std(0) / 20 + 1e-6).all())
 
 
+@pytest.mark.parametrize(
+    ("ends", "options"),
+    [
+        (6, {"edge_dim": K, "residual": True}),
+        ((6, 5), {"add_self_loops": False, "concat": False}),
+        (6, {"dropout": 0.4}),
+    ],
+)
+def test_attention_of_few_destinations_projects_sums_instead_of_sources(ends: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    conv = hnn.GATConv(ends, 64, 3, **options).double()
+    x, x_dst = torch.randn(200, 6).double(), torch.randn(4, 5 if isinstance(ends, tuple) else 6).double()
+    edges = InEdges.of(torch.stack([torch.randint(200, (30,)), torch.randint(4, (30,))]), 200, 4)
+    edges = edges.with_features(torch.randn(30, K).double())
+
+    def projected_first(x: Tensor, x_dst: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return conv.propagate(conv.project(x), edges, x_dst)
+
+    def as_called(x: Tensor, x_dst: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return conv(x, edges, x_dst)
+
+    expected = results(conv, projected_first, x, x_dst)
+    conv.project = None  # type: ignore[method-assign, assignment]
+    assert_same(results(conv, as_called, x, x_dst), expected)
+
+
 def edge_attr_of(width: int) -> dict[str, Tensor]:
     return {"edge_attr": torch.randn(2, width)}
 
