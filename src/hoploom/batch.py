@@ -1,13 +1,15 @@
 """Results of sampling before features are added: subgraphs and blocks, by node type and relation."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hoploom.schema import RelationName, TypeKey
+
+EDGE_WEIGHT = "weight"  # the name of the data of a frontier hook that layers take as weights
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Block:
     num_sources: int | Mapping[str, int]
     num_destinations: int | Mapping[str, int]
     data: Mapping[Any, Any] = field(default_factory=dict)  # by name: [e, ...], fields of edges and a hook's tensors
+    weighted: Collection[RelationName] = ()  # those whose data of the name EDGE_WEIGHT are a hook's
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Block":
         """Return the block on another device."""
@@ -63,5 +66,5 @@ class Block:
                 return {key: applied(entry) for key, entry in value.items()}
             return None if value is None else function(value)
 
-        columns = applied(self.edge_index), applied(self.e_id)
-        return Block(*columns, self.num_sources, self.num_destinations, applied(self.data))
+        columns = {name: applied(getattr(self, name)) for name in ("edge_index", "e_id", "data")}
+        return replace(self, **columns)

@@ -17,7 +17,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.typing import TensorFrame
 
 from hoploom import ops
-from hoploom.batch import Block, Sampled
+from hoploom.batch import EDGE_WEIGHT, Block, Sampled
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges, Reduce
 from hoploom.ops.edges import note_grouped
@@ -129,7 +129,7 @@ class Assembler:
     def _aggregated(self, sampled: Sampled) -> dict[tuple[TypeKey, str], Tensor]:
         """Return, by relation, the features of layer one's source nodes, aggregated at each destination node."""
         schema = self.store.schema
-        if any("weight" in data for block in sampled.blocks[:1] for data in block.data.values()):
+        if any(EDGE_WEIGHT in data for block in sampled.blocks[:1] for data in block.data.values()):
             raise ConfigError("aggregate= adds rows up without the weights that sample_frontier gives; leave it out")
         out: dict[tuple[TypeKey, str], Tensor] = {}
         for index, relation in enumerate(schema.relations):
@@ -184,6 +184,7 @@ class Assembler:
     def _presented(self, block: Block, rows: Mapping[tuple[TypeKey, str], Tensor], index: int) -> Block:
         """Return a block with fields of its edges and the user's own edge ids; without dicts if homogeneous."""
         e_id, data = dict(block.e_id), dict(block.data)  # type: ignore[arg-type]
+        weighted = [key for key, given in block.data.items() if EDGE_WEIGHT in given]
         for relation in self.store.schema.relations:
             key, names = relation.key, self._chosen_of_blocks(relation)
             found = {name: rows[key, f"{name}/{index}"] for name in names if (key, f"{name}/{index}") in rows}
@@ -191,9 +192,9 @@ class Assembler:
             if found:
                 data[key] = found | data.get(key, {})  # data of a hook come first
         if not self.store.schema.homogeneous:
-            return replace(block, e_id=e_id, data=data)
+            return replace(block, e_id=e_id, data=data, weighted=weighted)
         columns = (block.edge_index, e_id, block.num_sources, block.num_destinations, data or {"": {}})
-        return Block(*(next(iter(column.values())) for column in columns))  # type: ignore[union-attr, arg-type]
+        return Block(*(next(iter(own.values())) for own in columns), weighted)  # type: ignore[union-attr, call-arg, arg-type]
 
     def _framed(self, owner: TypeKey, ids: Tensor) -> dict[str, TensorFrame | Tensor]:
         """Return the rows of `ids` in those fields of `owner` that are not in the store, such as TensorFrames."""

@@ -7,7 +7,7 @@ aggregation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 from hoploom import ops
-from hoploom.batch import Block
+from hoploom.batch import EDGE_WEIGHT, Block
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, DataError
 from hoploom.ops import InEdges
@@ -27,7 +27,6 @@ from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 Ends = tuple[int, int]  # channels of sources and destinations
 Aggr = Literal["sum", "add", "mean", "max"]
 REDUCES: dict[str, ops.Reduce] = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max"}  # by PyG's `aggr`
-EDGE_WEIGHT = "weight"  # the name of the edge data, from a frontier hook, that layers take as weights
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -82,7 +81,6 @@ def views_of(
     if "views" in batch:  # set by the maker of a padded batch
         views = list(one_per_layer(batch.views, num_layers))
     elif "blocks" in batch:
-        read = read._replace(weights=weights or EDGE_WEIGHT)
         views = [_of_block(block, read) for block in one_per_layer(batch.blocks, num_layers)]
     elif counts:
         one_per_layer(next(iter(counts.values()))[1:], num_layers)
@@ -120,9 +118,11 @@ def _grouped(
     num_sources: Mapping[str, int],
     num_destinations: Mapping[str, int],
     data: Mapping[RelationName, Mapping[str, Tensor]],
+    weighted: Collection[RelationName] = (),
 ) -> dict[RelationName, InEdges]:
     edges = {key: InEdges.of(own, num_sources[key[0]], num_destinations[key[2]]) for key, own in edge_index.items()}
-    return {key: with_fields(own, data.get(key, {}), *read) for key, own in edges.items()}
+    reads = {key: read if read.weights or key not in weighted else read._replace(weights=EDGE_WEIGHT) for key in edges}
+    return {key: with_fields(own, data.get(key, {}), *reads[key]) for key, own in edges.items()}
 
 
 def with_fields(edges: InEdges, fields: Mapping[str, Tensor], features: Sequence[str], weights: str | None) -> InEdges:
@@ -143,7 +143,7 @@ def _of_block(block: Block, read: ReadEdges) -> LayerView:
     if not isinstance(block.edge_index, Mapping):
         owners = HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, HOMOGENEOUS_TYPE, HOMOGENEOUS_RELATION
         given = [{owner: value} for owner, value in zip(owners, given, strict=True)]
-    return LayerView(_grouped(read, *given), given[1], given[2])
+    return LayerView(_grouped(read, *[*given, block.weighted]), given[1], given[2])
 
 
 def _of_subgraph(

@@ -66,6 +66,18 @@ def test_all_neighbours_give_what_the_whole_graph_gives(kind: str, options: dict
         torch.testing.assert_close(out[:size], expected[ids[:size]], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+@pytest.mark.parametrize("kind", FEATURES)
+def test_a_field_named_weight_is_weights_only_if_the_model_says_so(kind: str, mode: str) -> None:
+    data = random_graph(60, 400, 1)
+    data.x, data.weight = torch.randn(60, 6), torch.rand(400)
+    model = _model(kind, data, edges="weight")
+    plain, weighted = _model("sage", data), _model("sage", data, weights="weight")
+    for batch in NeighborLoader(data, [-1, -1], mode=mode, fields=["x", "weight"], batch_size=60):
+        for each in (model, plain, weighted):
+            torch.testing.assert_close(each(batch)[:60], each(data), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [*FEATURES, "gin"])
 def test_edge_data_changes_what_a_model_computes(kind: str) -> None:
     data = _graph(random_graph(60, 400, 1))
