@@ -38,12 +38,12 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1530,
     "ranks": 1930,
     "load": 3245,
-    "nn": 2760,
+    "nn": 2770,
     "serve": 4250,
-    "train": 5005,
+    "train": 5010,
     "gpu": 2635,
     "inference": 1220,
-    "ranking": 1010,
+    "ranking": 1015,
     "ingest": 6625,
     "partition": 1460,
     "scale": 970,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_402, 230
+BUDGET, MOST_FILES = 47_420, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

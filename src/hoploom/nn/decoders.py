@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.schema import check_ids
 
@@ -94,15 +95,20 @@ class MLP(Decoder):
 
     def __init__(self, channels: int, hidden: int, *, edge_channels: int = 0) -> None:
         super().__init__()
-        self.edge_channels = edge_channels
+        way_out = "give the number of features of a link, 0 for none"
+        self.channels, self.edge_channels = channels, as_int("edge_channels", edge_channels, 0, way_out)
         self.layers = nn.Sequential(nn.Linear(2 * channels + edge_channels, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, sources: Tensor, destinations: Tensor, relations: Tensor | None = None) -> Tensor:
+        found, wanted = (sources.shape[-1], destinations.shape[-1]), (self.channels + self.edge_channels, self.channels)
+        if found != wanted:
+            what = f"sources and destinations are rows of {found[0]} and {found[1]} columns, and the decoder takes"
+            raise ConfigError(f"{what} {wanted[0]} and {wanted[1]}; give MLP the width of a node's row as channels")
         weight, bias = (self.layers.get_parameter(name) for name in ("0.weight", "0.bias"))
-        left, right = torch.split(weight, [sources.shape[-1], destinations.shape[-1]], 1)  # each row passes once
+        left, right = torch.split(weight, list(wanted), 1)  # each row passes once
         joined = functional.linear(sources, left, bias) + functional.linear(destinations, right)
-        found: Tensor = self.layers[1:](joined)
-        return found.squeeze(-1)
+        scores: Tensor = self.layers[1:](joined)
+        return scores.squeeze(-1)
 
 
 class OfRelations(Decoder):

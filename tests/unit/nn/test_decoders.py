@@ -94,6 +94,19 @@ def test_an_mlp_is_its_layers_over_joined_rows() -> None:
     torch.testing.assert_close(decoder.against(rows, destinations).diagonal(), joined)
 
 
+@pytest.mark.parametrize("edge_channels", [-1, "3", 1.5])
+def test_a_number_of_features_that_is_none_is_refused(edge_channels: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^edge_channels is {edge_channels!r}; give the number of features"):
+        MLP(D, 8, edge_channels=edge_channels)
+
+
+@pytest.mark.parametrize(("left", "right"), [(D, D), (D + 3, D + 1), (D + 4, D - 1)])
+def test_rows_of_other_widths_are_one_error(left: int, right: int) -> None:
+    wanted = f"of {left} and {right} columns.* takes {D + 3} and {D}; give MLP the width of a node's row"
+    with pytest.raises(ConfigError, match=wanted):
+        MLP(D, 8, edge_channels=3)(torch.ones(5, left), torch.ones(5, right))
+
+
 @pytest.mark.parametrize("at_once", [1, 1 << 22])
 @pytest.mark.parametrize("make", [*MAKERS.values(), lambda relations: MLP(D, 8)], ids=[*MAKERS, "mlp"])
 def test_all_pairs_have_the_scores_of_pairs(
