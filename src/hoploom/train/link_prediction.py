@@ -85,6 +85,10 @@ class LinkPrediction(MonitoredTask):
         object.__setattr__(self, "metrics", tuple(self.metrics))
         object.__setattr__(self, "best", self.best or self.metrics[0])
         self._loss_of_rows()
+        for name, given in (("weight", self.weight), ("features", self.features)):
+            if not isinstance(given, str | Tensor | None):
+                way_out = "give a field of edges or a tensor, a row for each link"
+                raise ConfigError(f"{name} is a {type(given).__name__}; {way_out}")
         if self.log_q is not None and not (self.log_q.dim() == 1 and self.log_q.isfinite().all()):
             raise ConfigError("log_q needs a finite number for each destination; count every node once more, say")
         if self.weight is not None and self.loss != "binary":

@@ -243,6 +243,14 @@ def test_what_does_not_fit_is_one_error_before_the_first_step(
     assert learner.progress.steps == 0
 
 
+@pytest.mark.parametrize("given", [[[1.0] * 3] * LINKS, torch.ones(LINKS).numpy(), 3], ids=["list", "array", "int"])
+@pytest.mark.parametrize("name", ["features", "weight"])
+def test_values_of_links_that_are_no_tensor_are_refused_when_the_task_is_made(name: str, given: Any) -> None:
+    wanted = f"^{name} is a {type(given).__name__}; give a field of edges or a tensor, a row for each link$"
+    with pytest.raises(ConfigError, match=wanted):
+        LinkPrediction(**{name: given})
+
+
 def test_features_reach_a_decoder_only() -> None:
     batches, model = loader(neg_sampling="binary"), Rows()
     with init(device="cpu") as context:
