@@ -163,7 +163,9 @@ def scorer_of(decoder: Decoder | None, dtype: torch.dtype, relations: Tensor | N
     """Return a copy of the decoder that computes on the CPU, with this dtype; None stands for dot products."""
     decoder = decoder or Dot()
     decoder.check(relations)
-    decoder.check_features(0)  # rows of nodes have none of links
+    if decoder.edge_channels:
+        what = f"the decoder has edge_channels={decoder.edge_channels}, and rows of nodes have no features of links"
+        raise ConfigError(f"{what}; give one without edge_channels")
     own = copy.deepcopy(decoder).to("cpu", dtype).eval()
     if not all(parameter.isfinite().all() for parameter in own.parameters()):
         raise DataError("the decoder has values that are not finite; look at the training that made them")

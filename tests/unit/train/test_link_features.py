@@ -259,5 +259,5 @@ def test_features_reach_a_decoder_only() -> None:
             fit(learner, Training(1, progress=False), context)
     with pytest.raises(ConfigError, match=r"does not get them here; use task.bound\(loader, context\)"):
         LinkPrediction(**LABELS).outputs(adapted(model), next(iter(batches)))
-    with pytest.raises(ConfigError, match="MLP has edge_channels=2, and a link has 0 features"):
+    with pytest.raises(ConfigError, match="edge_channels=2, and rows of nodes have no features of links; give one"):
         hoploom.best(model.rows.weight.detach(), graph()[0], k=2, decoder=model.decoder)
