@@ -38,12 +38,12 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1530,
     "ranks": 1930,
     "load": 3245,
-    "nn": 2770,
+    "nn": 2773,
     "serve": 4250,
-    "train": 5010,
+    "train": 5012,
     "gpu": 2635,
     "inference": 1220,
-    "ranking": 1015,
+    "ranking": 1016,
     "ingest": 6625,
     "partition": 1460,
     "scale": 970,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1145,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_420, 230
+BUDGET, MOST_FILES = 47_430, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

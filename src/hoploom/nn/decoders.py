@@ -91,7 +91,10 @@ class Cosine(Decoder):
 
 
 class MLP(Decoder):
-    """A network of two layers over both rows, joined; with `edge_channels`, the link's features are between them."""
+    """A network of two layers over both rows, joined.
+
+    With `edge_channels`, the input is source row, link features, destination row.
+    """
 
     def __init__(self, channels: int, hidden: int, *, edge_channels: int = 0) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class ScoredLinks(NamedTuple):
     relations: Tensor | None = None  # [n / width] of the true links
     width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
     shared: Tensor | None = None  # [width - 1] local ids: candidates of all true links, which alone are in `ends`
-    features: Tensor | None = None  # [n / width, k] of the true links
+    features: Tensor | None = None  # [rows, k]: of each true link, or label
 
     @property
     def types(self) -> tuple[str, str]:
@@ -34,11 +34,14 @@ class ScoredLinks(NamedTuple):
         return self.key[0], self.key[2]
 
     def with_features(self, features: Tensor) -> "ScoredLinks":
-        """Return the links with the features of their true links, from those of a loader; negatives come in rounds."""
+        """Return the links with features, rows of those of the loader.
+
+        Labels are the true links, then one negative of each, and so on, so the features repeat.
+        """
         own, count = features[self.numbers], self.numbers.numel()
         return self._replace(features=own if self.labels is None else own.repeat(self.labels.shape[0] // count, 1))
 
-    def left(self, of_source: Tensor) -> Tensor:
+    def source_rows(self, of_source: Tensor) -> Tensor:
         """Return the source's row for each true link or label, followed by the link's features."""
         rows = of_source.index_select(0, self.ends[0] if self.shared is not None else self.ends[0, :: self.width or 1])
         return rows if self.features is None else torch.cat([rows, self.features.to(rows.dtype)], dim=1)
@@ -99,7 +102,7 @@ def decoder_of(model: nn.Module) -> Decoder:
 
 def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_destination: Tensor) -> Tensor:
     """Return the decoder's scores of the links, row after row."""
-    left, destinations = links.left(of_source), links.ends[1]
+    left, destinations = links.source_rows(of_source), links.ends[1]
     if links.shared is not None:
         right = of_destination.index_select(0, destinations)
         others = decoder.against(left, of_destination.index_select(0, links.shared), links.relations)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 LABELLED = ("auroc", "average_precision")  # metrics that need no candidates
 
 
-class Running(NamedTuple):
-    """The ranks that train or evaluate together, and the weights [n] and features [n, k] of the loader's links."""
+class BoundLinks(NamedTuple):
+    """The weights [n] and features [n, k] of a loader's links, and the ranks that train or evaluate together."""
 
     context: Context
     weights: Tensor | None  # in training
@@ -76,7 +76,7 @@ class LinkPrediction(MonitoredTask):
     weight: str | Tensor | None = field(default=None, kw_only=True, compare=False)
     across_ranks: bool = field(default=False, kw_only=True)
     num_relations: int | None = field(default=None, kw_only=True)
-    running: Running | None = field(default=None, repr=False, kw_only=True, compare=False)  # see `bound`
+    bound_to: BoundLinks | None = field(default=None, repr=False, kw_only=True, compare=False)  # see `bound`
     checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # labels batch by batch
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class LinkPrediction(MonitoredTask):
                 raise ConfigError(f"log_q has {self.log_q.numel()} numbers for {count} {maker.task.key[2]!r} nodes")
         log_q = None if self.log_q is None else self.log_q.to(context.device)
         weights = values["weight"].view(-1) if "weight" in values else None
-        return replace(self, log_q=log_q, running=Running(context, weights, values.get("features")))
+        return replace(self, log_q=log_q, bound_to=BoundLinks(context, weights, values.get("features")))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         links, takes_links = links_of_batch(batch, self.needs_candidates), getattr(model, "takes_links", False)
@@ -136,10 +136,10 @@ class LinkPrediction(MonitoredTask):
         is_there = links.ends[1] >= 0  # a candidate of -1 is none
         links = links._replace(ends=links.ends.clamp(min=0))
         if self.features is not None:
-            if self.running is None or self.running.features is None or takes_links:
+            if self.bound_to is None or self.bound_to.features is None or takes_links:
                 way_out = "let a decoder score the links" if takes_links else "use task.bound(loader, context)"
                 raise ConfigError(f"features are for the decoder, which does not get them here; {way_out}")
-            links = links.with_features(self.running.features)
+            links = links.with_features(self.bound_to.features)
         (source, destination), ends, width = links.types, links.ends, links.width
         if width == 0 and takes_links:  # every source with every destination
             width = ends.shape[1]
@@ -157,7 +157,7 @@ class LinkPrediction(MonitoredTask):
             decoder = decoder_of(model)
             if width == 0:
                 right = self._of_all_ranks(of_destination.index_select(0, ends[1]), model)
-                return self._in_batch(decoder.against(links.left(of_source), right), links, batch, model)
+                return self._in_batch(decoder.against(links.source_rows(of_source), right), links, batch, model)
             found = decoded_scores(decoder, links, of_source, of_destination)
         if links.shared is not None:
             return found.view(-1, links.width or 1)
@@ -172,9 +172,9 @@ class LinkPrediction(MonitoredTask):
 
     def _of_all_ranks(self, rows: Tensor, model: nn.Module) -> Tensor:
         """Return the rows of this rank's links, then those of the other ranks if all are candidates in training."""
-        if self.running is None or not (self.across_ranks and model.training):
+        if self.bound_to is None or not (self.across_ranks and model.training):
             return rows
-        return rows_of_all_ranks(rows, self.running.context)
+        return rows_of_all_ranks(rows, self.bound_to.context)
 
     def _in_batch(self, scores: Tensor, links: ScoredLinks, batch: Batch, model: nn.Module) -> Tensor:
         """Return scores of true links, [n, 1], and of all destinations in the batch, without accidental hits."""
@@ -207,11 +207,11 @@ class LinkPrediction(MonitoredTask):
 
     def _weighed(self, targets: Tensor, links: ScoredLinks) -> Tensor:
         """Return targets with the weights of true links, [..., 2] float32; without weights, return the targets."""
-        if self.running is None or self.running.weights is None:
+        if self.bound_to is None or self.bound_to.weights is None:
             return targets
         found = torch.stack([targets.float(), torch.ones(targets.shape, device=targets.device)], dim=-1)
         of_links = found[:, 0] if targets.dim() == 2 else found[: links.numbers.numel()]
-        of_links[:, 1] = torch.where(of_links[:, 0] == 1, self.running.weights[links.numbers], 1)
+        of_links[:, 1] = torch.where(of_links[:, 0] == 1, self.bound_to.weights[links.numbers], 1)
         return found
 
     def check(self, labels: Tensor, ends: Tensor, ids: str = "") -> None:
@@ -225,7 +225,7 @@ class LinkPrediction(MonitoredTask):
             )
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.running is not None and self.running.weights is not None:
+        if self.bound_to is not None and self.bound_to.weights is not None:
             targets, weights = targets.unbind(-1)
             if outputs.dim() == 2:
                 return binary_loss(full_precision(outputs), weights[:, :1])
@@ -276,7 +276,7 @@ def check_labels(task: Task, loader: Loader, model: nn.Module, context: Context,
     if not isinstance(task, LinkPrediction):
         return task
     task = task.bound(loader, context, training=training)
-    features = None if task.running is None else task.running.features
+    features = None if task.bound_to is None else task.bound_to.features
     (decoder if isinstance(decoder, Decoder) else Dot()).check_features(0 if features is None else features.shape[1])
     if on_cpu or not isinstance(maker, LinkMaker) or maker.transform is not None:
         return replace(task, checks_on_gpu=True)

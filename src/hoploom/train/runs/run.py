@@ -285,7 +285,10 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
 def complete_setup(
     run_file: RunFile, store: Store, context: Context, *changes: Callable[..., TrainingSetup], trains: bool = False
 ) -> TrainingSetup:
-    """Return the setup, with `changes` and learned rows (zeros, unless the run `trains`). All ranks call."""
+    """Return the setup with `changes` and the graph's learned rows. All ranks call.
+
+    The rows are zeros unless the run `trains`, to be read from a checkpoint.
+    """
     setup, types = training_setup(run_file, store), list[str]()
     for change in changes:
         setup = change(run_file, setup, context)
