@@ -133,7 +133,7 @@ struct Share {
   RowGradients given;
   RowStep step;
   const Entry *begin, *end;  // begins and ends between two rows
-  int64_t* broken;           // a row that would not be finite
+  int64_t* broken;           // a row that would not be finite, or its state
 };
 
 HOPLOOM_INLINE bool is_finite(const float* values, int64_t width) {
@@ -166,8 +166,8 @@ template <typename T>
 HOPLOOM_INLINE void update_share(const Share<T>& share) {
   const int64_t width = share.rows.width;
   std::vector<double> sums(static_cast<size_t>(width));
-  std::vector<float> values(size_t(2 * width));
-  float *gradient = values.data(), *row = values.data() + width;
+  std::vector<float> values(size_t(2 * width + share.state_width));
+  float *gradient = values.data(), *row = gradient + width, *state = row + width;
   for (const Entry* entry = share.begin; entry < share.end;) {
     if (entry + kAhead < share.end) {
       const Entry& coming = entry[kAhead];
@@ -179,16 +179,18 @@ HOPLOOM_INLINE void update_share(const Share<T>& share) {
     while (next < share.end && next->row == entry->row) ++next;
     add_up(share.given, entry, next, width, share.step.scale, sums.data(), gradient);
     T* own = share.rows.values + int64_t(entry->row) * width;
+    float* own_state = share.state + int64_t(entry->row) * share.state_width;
     const int64_t id = int64_t(entry->row) + share.rows.first;
     entry = next;
-    if (!is_finite(gradient, width)) {
+    for (int64_t c = 0; c < width; ++c) row[c] = widened(own[c]);
+    std::copy_n(own_state, share.state_width, state);
+    follow(row, gradient, state, width, share.step);
+    if (!is_finite(row, width + share.state_width)) {
       *share.broken = id;
       continue;
     }
-    for (int64_t c = 0; c < width; ++c) row[c] = widened(own[c]);
-    follow(row, gradient, share.state + (id - share.rows.first) * share.state_width, width, share.step);
-    if (is_finite(row, width)) store(row, own, width, mix(share.step.key, uint64_t(id)));
-    else *share.broken = id;
+    store(row, own, width, mix(share.step.key, uint64_t(id)));
+    std::copy_n(state, share.state_width, own_state);
   }
 }
 

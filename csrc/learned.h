@@ -36,7 +36,8 @@ struct RowGradients {
 };
 
 // Updates each row that has a gradient, once, with the sum of its gradients. Throws for ids out of range. A row stays
-// if it would not be finite afterwards: returns the id of one such row, the last of those that threads found, or -1.
+// with its state if one of them would not be finite afterwards: returns the id of such a row, the last of those that
+// threads found, or -1.
 template <typename T>
 int64_t update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step,
                     int threads);

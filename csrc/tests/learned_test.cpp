@@ -101,6 +101,18 @@ TEST(a_row_that_would_not_be_finite_stays) {
   CHECK_EQUAL(tried.rows, before);
 }
 
+TEST(a_row_whose_state_would_not_be_finite_stays_with_its_state) {
+  for (RowRule rule : kRules) {
+    Case<float> tried(rule, 1, 1);
+    tried.update(1);
+    const std::vector<float> rows = tried.rows, state = tried.state;
+    tried.gradients.assign(tried.gradients.size(), 1e25f);  // its square is infinite
+    CHECK_EQUAL(tried.update(1), rule == RowRule::kSgd ? int64_t(-1) : tried.ids[0]);
+    CHECK_EQUAL(tried.rows == rows, rule != RowRule::kSgd);
+    CHECK_EQUAL(tried.state, state);
+  }
+}
+
 TEST(threads_change_nothing) {
   for (RowRule rule : kRules) {
     Case<uint16_t> one(rule, 5000, 2), many(rule, 5000, 2);

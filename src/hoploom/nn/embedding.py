@@ -199,7 +199,7 @@ class Embedding:
         """Update all rows that got gradients since the last call. All ranks call this, also without gradients.
 
         Gradients are averaged over the ranks, as DDP averages those of a model, and multiplied by `scale`. Raise
-        TrainError on all ranks if a row would not be finite; it stays as it is.
+        TrainError on all ranks if a row or its state would not be finite; both stay as they are.
         """
         broken = -1
         taken = sorted(self._gradients, key=lambda entry: entry[0])
@@ -221,8 +221,8 @@ class Embedding:
         broken = self._context.max(broken)  # after this, no rank reads a row that another is updating
         if broken >= 0:
             raise TrainError(
-                f"row {broken} of {self.node_type!r} would not be finite after step {self.num_steps}; it stays as it is"
-                f"; lower its learning rate (lr={self.lr:g}), or look at that batch"
+                f"row {broken} of {self.node_type!r} or its state would not be finite after step {self.num_steps}; "
+                f"it stays as it is; lower its learning rate (lr={self.lr:g}), or look at that batch"
             )
 
     def export(self, path: str | Path) -> None:

@@ -240,16 +240,16 @@ def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: floa
 
 
 def look_up_rows(rows: Tensor, ids: Tensor, threads: int | None = None) -> Tensor:
-    """Return the learned rows of `ids`, [n, width] float32, copied by so many threads (default: torch's)."""
+    """Return the learned rows of `ids`, [n, width] float32, copied by `threads` threads (default: torch's number)."""
     out = torch.empty(ids.numel(), rows.shape[1])  # no view of other memory, so that models may write to it
     _core.look_up_rows(_learned(rows), ids.numpy(), threads or torch.get_num_threads(), out.numpy())
     return out
 
 
 def update_rows(rows: Tensor, first: int, state: Tensor, ids: Tensor, gradients: Tensor, step: RowStep) -> int:
-    """Update each of these rows once, by the sum of its gradients. gradients[i] is of row ids[i] - first.
+    """Update each row that has a gradient once, by their sum. gradients[i] belongs to row ids[i] - first.
 
-    A row that would not be finite stays as it is. Return the id of one such row, or -1.
+    A row stays with its state if one of them would not be finite. Return the id of one such row, or -1.
     """
     rule, rate, scale, eps, betas, key, threads = step
     options = int(rule), rate, scale, eps, *betas, key, threads or torch.get_num_threads()

@@ -92,7 +92,9 @@ def test_a_gradient_that_is_not_finite_changes_no_row_of_its_own(optimizer: str,
     learned, other = (users(optimizer=optimizer, dtype=dtype) for _ in range(2))
     before, state = learned.rows.clone(), learned.state.clone()
     (learned(torch.tensor([3, 9, 3])) * torch.tensor([[1.0], [1.0], [bad]])).sum().backward()
-    with pytest.raises(TrainError, match=r"row 3 of 'user' would not be finite after step 1; it stays .*\(lr=0.1\)"):
+    with pytest.raises(
+        TrainError, match=r"row 3 of 'user' or its state would not be finite after step 1; it stays .*\(lr=0.1\)"
+    ):
         learned.step()
     other(torch.tensor([9])).sum().backward()
     other.step()
@@ -100,6 +102,23 @@ def test_a_gradient_that_is_not_finite_changes_no_row_of_its_own(optimizer: str,
     assert torch.equal(learned.state[3], state[3])
     assert torch.equal(learned.rows[9], other.rows[9])
     learned.step()  # the gradient is gone
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "rowwise_adagrad"])
+def test_a_gradient_whose_square_is_not_finite_does_not_stop_its_row(optimizer: str) -> None:
+    """The row and its state stay, and go on with the next gradient as if this one had not been."""
+    learned, other = (users(optimizer=optimizer) for _ in range(2))
+    for each in (learned, other):
+        each(torch.tensor([3])).sum().backward()
+        each.step()
+        if each is learned and optimizer != "sgd":  # keeps no squares
+            (each(torch.tensor([3])) * 1e25).sum().backward()
+            with pytest.raises(TrainError, match="row 3 of 'user' or its state would not be finite after step 2"):
+                each.step()
+        each(torch.tensor([3])).sum().backward()
+        each.step()
+    assert torch.equal(learned.rows, other.rows)
+    assert torch.equal(learned.state, other.state)
 
 
 def test_gradients_add_up_until_a_step() -> None:
