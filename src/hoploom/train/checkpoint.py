@@ -20,6 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,7 +35,7 @@ from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
-PIECE = 1 << 26  # bytes of learned rows that are read at once
+PIECE = 1 << 26  # bytes of learned rows whose checksum is computed at once
 COST = 0.01  # the largest share of the time that writing checkpoints may take
 MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 SAVED_KINDS = {"TrainingProgress": "Standing"}  # classes that have another name in checkpoints
@@ -122,7 +123,10 @@ class Checkpoint:
         return word
 
     def _remove_rows(self, path: Path) -> None:
-        """Remove rows that the checkpoint does not refer to: of the one before, a failed save, or a killed process."""
+        """Remove row files that the checkpoint at `path` does not name.
+
+        They are left by the save before, a failed save, or a killed process.
+        """
         with suppress(OSError, HoploomError, SafetensorError, *MALFORMED):  # then the next save removes them
             word = _structure(path).get("rows") if path.exists() else None
             names = rf"\.?{re.escape(path.stem)}\.(?!{word or 'no'}-)[0-9a-f]{{8}}-[0-9a-f]{{8}}-\d+\.(rows|state)"
@@ -311,25 +315,16 @@ def read_state(path: Path) -> Any:
 
 
 def _read_rows(path: Path, name: str, out: Tensor, first: int) -> None:
-    """Read the tensor `name`, which a file has alone, from row `first` on into `out`, in pieces: it may be large."""
+    """Read rows from number `first` on into `out`, from a file whose only tensor is `name`, if its checksum matches."""
     with _reading(path) as header, path.open("rb") as file:
         saved = header.get_slice(name)
         whole = torch.empty(saved.get_shape(), dtype=DTYPES[saved.get_dtype()], device="meta")
         if whole.shape[1:] != out.shape[1:] or whole.dtype != out.dtype or whole.shape[0] < first + out.shape[0]:
             raise StoreError(f"it has {list(whole.shape)} numbers of {whole.dtype}, it is of another checkpoint")
-        file.seek(-whole.nbytes, os.SEEK_END)
-        buffer = torch.empty(max(1, PIECE // max(1, out[:1].nbytes)), *out.shape[1:], dtype=out.dtype)
-
-        def pieces() -> Iterator[memoryview]:  # slices of safetensors would read the whole tensor each time
-            for begin in range(0, whole.shape[0], buffer.shape[0]):
-                piece = buffer[: whole.shape[0] - begin]
-                file.readinto(_raw(piece))
-                low, high = max(begin, first), min(begin + piece.shape[0], first + out.shape[0])
-                if low < high:
-                    out[low - first : high - first] = piece[low - begin : high - begin]
-                yield _raw(piece)
-
-        _check_sum(header.metadata(), _entries({name: whole}), pieces())
+        begin = file.seek(-whole.nbytes, os.SEEK_END)
+        _check_sum(header.metadata(), _entries({name: whole}), iter(partial(file.read, PIECE), b""))  # may be large
+        file.seek(begin + first * whole[:1].nbytes)
+        file.readinto(_raw(out))
 
 
 @contextmanager
@@ -346,7 +341,7 @@ def _reading(path: Path) -> Iterator[Any]:
         raise StoreError(f"cannot read {path}: {error}; take another checkpoint, or copy it again") from error
 
 
-def _check_sum(metadata: Mapping[str, str], entries: dict[str, Any], raw: Iterable[memoryview]) -> None:
+def _check_sum(metadata: Mapping[str, str], entries: dict[str, Any], raw: Iterable[bytes | memoryview]) -> None:
     if _checksum(metadata["tree"], entries, raw) != metadata["crc32"]:
         raise StoreError("its checksum does not match")
 
@@ -361,7 +356,7 @@ def _entries(tensors: dict[str, Tensor]) -> dict[str, Any]:
     return entries
 
 
-def _checksum(tree: str, entries: dict[str, Any], raw: Iterable[memoryview]) -> str:
+def _checksum(tree: str, entries: dict[str, Any], raw: Iterable[bytes | memoryview]) -> str:
     """Return one checksum of the state's structure, the entries of the file's header, and the tensors' bytes."""
     checksum = zlib.crc32(json.dumps([tree, entries], sort_keys=True).encode())
     for piece in raw:
