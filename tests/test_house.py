@@ -32,26 +32,26 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
-    "config": 810,
-    "ops": 3690,
-    "store": 4215,
-    "sample": 1530,
-    "ranks": 1930,
-    "load": 3245,
+    "config": 811,
+    "ops": 3704,
+    "store": 4224,
+    "sample": 1534,
+    "ranks": 1951,
+    "load": 3266,
     "nn": 2773,
-    "serve": 4250,
+    "serve": 4263,
     "train": 5012,
-    "gpu": 2635,
+    "gpu": 2644,
     "inference": 1220,
     "ranking": 1016,
-    "ingest": 6625,
+    "ingest": 6640,
     "partition": 1460,
     "scale": 970,
-    "deploy": 2495,
-    "report": 1145,
+    "deploy": 2514,
+    "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_430, 230
+BUDGET, MOST_FILES = 47_625, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -144,7 +144,10 @@ def number(least: float = 0.0, most: float = math.inf, *, open_ends: bool = Fals
 def parsed(
     expects: str, parse: Callable[[Any], Any], *, kinds: Any = str, words: tuple[str, ...] = (), is_text: bool = False
 ) -> KeyRule:
-    """Return a rule that converts values of `kinds` by `parse`, which raises ConfigError or returns None for others."""
+    """Return a rule for values of type `kinds`. `parse` raises ConfigError or returns None for a wrong one.
+
+    Errors name `expects` as the thing to give, and the accepted `words`, if any.
+    """
 
     def read(value: Any) -> Any:
         try:
@@ -329,7 +332,10 @@ class Document:
     def section(
         self, path: KeyPath, *, owner: type[Any], tables: Sequence[str] = (), optional: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return all keys of `owner`'s section, or defaults; `tables` are read apart, `optional` ones may be absent."""
+        """Return the values or defaults of a section, whose keys the dataclass `owner` has.
+
+        `tables` are read separately; keys in `optional` may be missing.
+        """
         given, known = self.table(path), keys_in(owner)
         self._check_known(given, (*known, *tables), path)
         return {name: self._value(described, path, given, optional) for name, described in known.items()}

@@ -126,7 +126,10 @@ class ProcessGuard:
 
 
 def kill_all(number: int, group: int) -> int:
-    """Send a signal to all descendants and return their number; outside Linux, to `group`, as one. 0 only counts."""
+    """Send a signal to all descendants; return how many there are. Signal 0 only counts.
+
+    Outside Linux, the process group `group` gets it and counts as one.
+    """
     if not IS_LINUX:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
@@ -154,7 +157,10 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def guard(job: dict[str, Any]) -> int:
-    """Run a job's command; return its exit code. Variables are in the job, because `ps` shows command lines."""
+    """Run a job's command and return its exit code.
+
+    The job carries its environment variables, because `ps` would show them on a command line.
+    """
     words, folder = job["words"], job["folder"]
     if IS_LINUX:
         ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1)

@@ -292,7 +292,10 @@ def _mounts(cluster: Cluster, *, read_only: bool) -> list[Manifest]:
 
 
 def _mistakes(cluster: Cluster, options: KubernetesOptions) -> Iterator[str]:
-    """Yield an error text for each option that is missing or wrong, and for hosts of one template that differ."""
+    """Yield an error text for each wrong or missing option.
+
+    Also yield one for each setting in which two servers or two trainers differ: one template makes their pods.
+    """
     if not options.name[0].isalpha():
         yield f"kubernetes.name is {options.name}; let it begin with a letter"
     if options.image is None:

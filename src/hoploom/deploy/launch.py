@@ -213,7 +213,10 @@ class Tail:
 
 
 def cause(tails: Sequence[Tail], own: str) -> Tail | None:
-    """Return the last lines of the process whose error came first: a rank, else torchrun (`own`); None if none has."""
+    """Return the last lines of the process that failed first, None if none has.
+
+    Ranks come before torchrun (`own`), reports of another process' failure last.
+    """
     failed = sorted((tail for tail in tails if tail.error_at is not None), key=lambda tail: tail.error_at or 0)
     of_ranks = [tail for tail in failed if tail.speaker != own] or failed
     first = next((tail for tail in of_ranks if not is_consequence(tail.lines)), None)
@@ -228,7 +231,7 @@ def first_of(failures: Sequence[Failure]) -> Failure:
 
 
 def without_noise(tail: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines without torchrun's banner, and only up to its first log line; all lines if none are left."""
+    """Return the lines without torchrun's banner and without its log; all lines if nothing else is left."""
     own = next((i for i, line in enumerate(tail) if TORCHRUN_NOISE.search(line)), len(tail))
     begin = next((i for i, line in enumerate(tail[:own]) if not TORCHRUN_BANNER.match(line)), own)
     return tuple(tail[begin:own] or tail)

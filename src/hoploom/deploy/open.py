@@ -226,7 +226,10 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
 
 
 class LocalServer(Closing):
-    """A `hoploom serve` process beside this host's trainers, with a token of this run; Ctrl-C does not reach it."""
+    """A `hoploom serve` process beside this host's trainers, with a token of this run; Ctrl-C does not reach it.
+
+    `before_close` is called first if the block ends without an error.
+    """
 
     def __init__(
         self,

@@ -126,7 +126,10 @@ def _host(parsed: ParsedClusterFile, host: Host, executor: str, mode: str) -> Ho
 
 
 def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: str) -> tuple[Host, ...]:
-    """Return the hosts with a port for each server: the given one, else the next free one, or 0 to choose it later."""
+    """Return the hosts with a port for each server.
+
+    It is the file's, else the next free number; 0 if the executor chooses later.
+    """
     is_given = "server.port" in parsed.document.where
     base = 0 if executor in FINDS_PORTS and not is_given else parsed.sections["server"].port
     taken: dict[tuple[str, int], str] = {}  # (address, port) -> host name
@@ -148,7 +151,10 @@ def _with_ports(parsed: ParsedClusterFile, hosts: tuple[Host, ...], executor: st
 
 
 def _with_parts(cluster: Cluster, num_parts: int | None) -> Cluster:
-    """Return the cluster with parts for each server: the file's, else equal shares, or replicas of too few parts."""
+    """Return the cluster with parts for each server: the file's, else equal shares.
+
+    If there are more servers than parts, some hold replicas.
+    """
     names = [host.name for host in cluster.servers]
     if any(host.parts for host in cluster.servers):
         return cluster
@@ -248,7 +254,10 @@ def _about_server_keys(document: Document, cluster: Cluster) -> Iterator[tuple[s
 
 
 def _about_roles(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Yield (key, error text) for hosts that need a server (with parts; in "worker", trainers), or if none serves."""
+    """Yield (key, error text) for hosts that lack a server they need: hosts with parts, and trainers in mode "worker".
+
+    Also yield one if no host has a server.
+    """
     for host in cluster.hosts:
         if host.parts and not host.serves:
             yield _name(host, "parts"), f"{host.name} has parts, but serves is false; leave one of them out"

@@ -100,7 +100,10 @@ class Pool:
         self.blocks(sizes * max(0, missing), consumer)  # dropped, and kept by the private pool
 
     def blocks(self, sizes: Sequence[int], consumer: Any) -> deque[Tensor]:
-        """Return uint8 tensors of all `sizes`, which the side stream writes and `consumer` reads. Each call is slow."""
+        """Return uint8 tensors of all `sizes`, which the side stream writes and `consumer` reads.
+
+        Ask for all sizes at once: a call costs more than an allocation.
+        """
         if not self.is_cuda or not sizes:
             return deque(torch.empty(size, dtype=torch.uint8) for size in sizes)
         with self._lock:

@@ -38,7 +38,10 @@ class RelationHop(NamedTuple):
 
 @dataclass(frozen=True)
 class HopPlan:
-    """The relations of each hop, and each size's index in `totals`. Sizes add up over hops, except picks in blocks."""
+    """The relations of each hop, and each size's index in `totals`.
+
+    Sizes add up from hop to hop; in blocks, picks are counted anew for each hop.
+    """
 
     schema: Schema
     sampling: Sampling

@@ -229,7 +229,10 @@ def plan_placement(
     device: torch.device,
     among: Ranks | None,
 ) -> PlacePlan:
-    """Plan the placement; raise ConfigError if it is impossible or does not fit. Collective over `among`, if given."""
+    """Plan the placement; raise ConfigError if it is impossible or does not fit. Collective over `among`, if given.
+
+    `features` is "device", "host", "auto", a share of the rows (float) or bytes (int).
+    """
     _check_reach(store, topology is not None, features is not None)
     relations: tuple[PackedTensors, ...] = ()
     if topology is not None:
@@ -286,7 +289,10 @@ def host_key() -> list[str | int]:
 
 
 def free_memory_of_ranks(device: torch.device, among: Ranks | None) -> tuple[int, int]:
-    """Return the least free device memory and the most ranks per device on this host, whose ranks must choose alike."""
+    """Return the bytes of device memory free for this rank, and how many ranks share the device.
+
+    All ranks of a host get the smallest of their results, because they must choose alike. Collective.
+    """
     if among is None:
         return free_memory(device), 1
     found = gather_json(among, [host_key(), free_memory(device), device_key(device)])

@@ -183,7 +183,11 @@ def padded_views(
     *,
     are_blocks: bool = False,
 ) -> list[LayerView]:
-    """Return one view per layer, from the input layer on, of padded hops; `most_nodes` counts by hop and node type."""
+    """Return one view per layer, input layer first.
+
+    hops[h] has the edges of hop h and, unless `are_blocks`, of the hops before. `most_nodes` has the largest number of
+    nodes within 0, 1, ... hops.
+    """
     wholes: dict[RelationName, InEdges] = {}
     if not are_blocks:
         last = {name: counts[-1] for name, counts in most_nodes.items()}

@@ -211,7 +211,10 @@ class HGTArguments(LoaderArguments):
 def taking(
     arguments: Callable[Parameters, Given],
 ) -> Callable[[Callable[[Any, Given], None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Return a decorator for __init__, which then gets the caller's arguments as one object of class `arguments`."""
+    """Return a decorator for __init__, which then gets the caller's arguments as one object of class `arguments`.
+
+    An argument that only other libraries know raises ConfigError unless it has their default.
+    """
     signature, loader = inspect.signature(arguments), arguments.loader  # type: ignore[attr-defined]
 
     def decorate(init: Callable[[Any, Given], None]) -> Callable[Concatenate[Any, Parameters], None]:
@@ -357,7 +360,10 @@ def read_tensor(what: str, values: Any) -> Tensor:
 
 
 def read_input_nodes(store: Store, input_nodes: Any, what: str = "input_nodes") -> tuple[str, Tensor, Tensor | None]:
-    """Return the seeds' node type, their ids [n] int64, and the batch's `input_id`: the ids for a mask, else None."""
+    """Return the seeds' node type, their ids [n] int64, and the batch's `input_id`: the ids for a mask, else None.
+
+    `input_nodes` is None, a split, ids or a mask; with several types, a split, a type, or a pair (type, one of these).
+    """
     schema = store.schema
     if schema.homogeneous:
         node_type, given = schema.node_types[0].name, input_nodes

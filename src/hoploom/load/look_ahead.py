@@ -153,7 +153,10 @@ class RowLists:
         read: Callable[[list[Tensor], list[Tensor]], None],
         check: Callable[[], None],
     ) -> list[PackedRows]:
-        """Copy rows, which `read(ids, outs)` reads, to a scratch file; return each step's rows. `check()` may raise."""
+        """Copy rows to a scratch file and return them by step.
+
+        `read(ids, outs)` writes the rows of ids[i] to outs[i]; `check()` may raise to stop.
+        """
         shifts = np.zeros((len(self.begins) - 1, len(self.ids)), dtype=np.int64)
         for piece, (begins, ends) in enumerate(pairwise(self.begins)):
             check()
@@ -288,7 +291,10 @@ class LookAhead(Maker):
         return self._step_size
 
     def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
-        """Fetch the rows that batches need and memory lacks, one request per peer; return Assemblers by id(sampled)."""
+        """Fetch the rows that batches need and memory lacks, one request per peer.
+
+        Return an Assembler for each batch, by id() of its Sampled object.
+        """
         with self._maker.seconds("fetch"):
             fields, lookups = self._look_up(batches)
             for owner, names in fields.items():
@@ -373,7 +379,10 @@ class LookAhead(Maker):
         return self._maker.finish(sampled, self._assembler(fields, lookups))
 
     def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
-        """Copy rows that `steps` need to scratch space; return them by step. Raise CancelledError if `left` is set."""
+        """Copy rows that `steps` need to scratch space; return them by step.
+
+        Raise CancelledError if `left` is set: the loop has ended.
+        """
 
         def check() -> None:
             if left.is_set():

@@ -45,7 +45,10 @@ class StepShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """The seeds of each step and rank in one epoch, each read once; ranks have equally many steps."""
+    """The seeds of each step and rank in one epoch.
+
+    Each seed is read once, ranks differ by at most one seed in a step, and a short last step joins the one before.
+    """
 
     num_seeds: int
     batch_size: int  # of one rank
@@ -165,7 +168,10 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class DividedOrder(Order):
-    """The order of seeds that the script has divided: a rank reads its own, in as many steps as the largest share."""
+    """The order if the script has divided the seeds itself.
+
+    All ranks make as many steps as the rank with the most seeds; the others take smaller batches.
+    """
 
     counts: tuple[int, ...]  # seeds of each rank
     own: Order  # of this rank's seeds, as one process would read them
@@ -255,7 +261,10 @@ class ListedOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOrder(ListedOrder):
-    """An order that gives ranks the seeds of the parts that they hold, as far as the equal shares of a step allow."""
+    """An order that gives ranks the seeds of the parts that they hold, as far as the equal shares of a step allow.
+
+    A position inside an epoch is valid only with the same ranks, parts and batch sizes.
+    """
 
     held: tuple[tuple[int, ...], ...]  # parts, by rank
     parts: Tensor = field(compare=False)  # [num_seeds] int16, the part of each seed
@@ -315,7 +324,10 @@ class LocalOrder(ListedOrder):
 
 
 def localised(order: Order, store: Store, node_type: str, nodes: Tensor, locality: Any) -> Order:
-    """Return an order that gives seeds to ranks that hold their parts; `nodes` are the seeds' node ids: [n] int64."""
+    """Return an order that gives seeds to ranks that hold their parts; `nodes` are the seeds' node ids: [n] int64.
+
+    `locality` has each rank's parts; True: those that `hoploom.open` found.
+    """
     if locality is False or locality is None:
         return order
     if locality is True and store.deployment.makes_batches:

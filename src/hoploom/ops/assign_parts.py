@@ -76,7 +76,10 @@ def count_cut(topology: Topology, parts: Tensor, threads: int) -> Tensor:
 
 
 def spread_visits(topology: Topology, new_visits: Tensor, fanouts: Sequence[int], visits: Tensor, threads: int) -> None:
-    """Add to `visits` [num_nodes] int64 the next hop's expected visits, from `new_visits` [num_nodes] float32."""
+    """Add to `visits` [num_nodes] int64 the next hop's expected visits, from `new_visits` [num_nodes] float32.
+
+    `fanouts` are by relation; -1: all edges.
+    """
     hop = torch.tensor(fanouts, dtype=torch.int64).numpy()
     _run(_core.spread_visits, *_arrays(topology), new_visits.numpy(), hop, threads, visits.numpy())
 

@@ -126,7 +126,7 @@ class InEdges:
     def weighted(self, weights: Tensor) -> "InEdges":
         """Return the edges with `weights`, one per edge in the order of the edge_index that was passed to `of`.
 
-        A GPU is not asked whether there are NaNs among them.
+        NaN weights raise an error on a CPU only: on a GPU the check would wait for the device.
         """
         if rows.runs_in_core(weights) and bool(weights.isnan().any()):
             raise DataError("weights of edges have NaNs; replace them, or drop these edges")

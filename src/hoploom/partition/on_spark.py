@@ -225,7 +225,10 @@ class NewIds:
 def spark_node_streams(
     session: SparkSession, to: NewIds, bounds: Sequence[Sequence[int]], changed: Sequence[bool]
 ) -> list[NodeStream]:
-    """Return a stream per node type with new ids, read by Spark tasks; `bounds[i]` divides the ids of type i."""
+    """Return a stream per node type with new ids, read by Spark tasks.
+
+    `bounds[i]` divides the ids of type i. If `changed[i]`, type i gets a field `original_id` if it has none.
+    """
     streams = []
     for index, node_type in enumerate(to.store.schema.node_types):
         fields = dict(node_type.fields)

@@ -1,4 +1,7 @@
-"""Renumber nodes by part, most visited first, and stream a store with the new ids; memory holds numbers per node."""
+"""Renumber nodes by part, most visited first, and stream a store with the new ids.
+
+Memory holds a few numbers per node, and chunks of rows.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

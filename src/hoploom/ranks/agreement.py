@@ -174,7 +174,10 @@ class DeadlockDetector:
         return self.begun[channel]
 
     def wait(self, channel: str, doing: str, waited: Callable[[float], bool], *, is_firm: bool = True) -> None:
-        """Repeat `waited(seconds)` until it is True; ConfigError if no rank can go on, DistError if one has left."""
+        """Wait for this rank's newest call of `channel`: repeat `waited(seconds)` until True.
+
+        Raise ConfigError if all ranks wait for each other, DistError if one has left.
+        """
         if waited(PATIENCE):
             return
         serial, lost = self._waiting.serial + 1, None
@@ -275,7 +278,10 @@ def calling(doing: str) -> tuple[str, str]:
 
 
 def call_chain() -> list[str]:
-    """Return the script's lines that lead to this call, but the top one: a rank that started others has another."""
+    """Return the lines of the script that lead to this call, equal on ranks that run the same functions.
+
+    The top line is left out: it may differ on a rank that started the others.
+    """
     lines: list[str] = []
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         package, is_top = _module(frame).partition(".")[0], frame.f_code.co_name == "<module>"
@@ -345,7 +351,10 @@ class _Round:
         return self.entries() if self.posts.add("posted", 0) >= self.here.size else None
 
     def wait(self, look: Callable[[], Found | None], *, may_be_alone: bool) -> Found | None:
-        """Return the first result of `look`, or None if `may_be_alone` and no rank can join; else raise an error."""
+        """Return the first result of `look`, or None if `may_be_alone` and no other rank can join.
+
+        Raise ConfigError if a rank will never post its entry, PeerError if a rank has not after the group's timeout.
+        """
         here, deadline = self.here, time.monotonic() + self.here.seconds
         found, notice, why, is_alone = None, "", "", False
 
@@ -395,7 +404,10 @@ class _Round:
 
 
 class Meeting(_Round):
-    """The exchange of a loader's seeds: posted when it is made, read before its first batch, by lines of the script."""
+    """The exchange of a loader's seeds: ranks post theirs when they make it, and read all before the first batch.
+
+    Loaders made by the same lines of the script count as the same.
+    """
 
     def __init__(self, here: DeadlockDetector, reading: LoaderReading, chain: Sequence[str], num_seeds: int) -> None:
         channel = f"loader {hashlib.sha256(json.dumps(chain).encode()).hexdigest()[:16]}"
@@ -420,7 +432,10 @@ class Meeting(_Round):
 def agree(
     share: Share, read: Callable[[], LoaderReading], detector: Callable[[], DeadlockDetector | None] = detector_here
 ) -> str:
-    """Compare a loader with those of other ranks or raise ConfigError; return AGREED, ALONE, or "" for one process."""
+    """Compare a loader with those of other ranks; raise ConfigError if they differ.
+
+    Return AGREED, ALONE if no other rank reads it, or "" without a process group.
+    """
     here = detector()
     if here is None:
         return ""

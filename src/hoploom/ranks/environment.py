@@ -137,7 +137,10 @@ def enter(info: RankInfo) -> None:
 
 
 def listening_on(interface: str | None) -> AbstractContextManager[None]:
-    """Let Gloo listen on `interface`, unless the user chose one: by name, Debian's hosts have the address 127.0.1.1."""
+    """Return a context manager in which Gloo listens on `interface`, unless the user chose one.
+
+    By default it takes the address of the host's name, on Debian 127.0.1.1.
+    """
     usual = () if interface is None else INTERFACES if interface in LOOPBACK_INTERFACES else INTERFACES[:1]
     return _set({variable: str(interface) for variable in usual if variable not in os.environ})
 

@@ -72,7 +72,10 @@ class Rendezvous:
         return [text.decode() for text in self.store.multi_get([f"here/{i}" for i in range(self._world_size)])]
 
     def own_address(self, info: RankInfo) -> str:
-        """Return the address of this host that others can reach, never loopback. All ranks must call this."""
+        """Return the address of this host that other hosts can reach, also where its name resolves to loopback.
+
+        All ranks must call this.
+        """
         own = address_towards(info.address, info.port)
         self.store.set(f"address/{self._rank}", own)
         if is_loopback(own):
@@ -84,7 +87,10 @@ class Rendezvous:
     def leave(
         self, why: str | BaseException, close: Callable[[], object] = lambda: None, *, stays: bool = False
     ) -> None:
-        """Post why this rank ends, then `close`; wait for readers if it holds the store, and `stays` or lost a rank."""
+        """Post why this rank ends, unless it has lost another rank; then call `close`.
+
+        If this rank holds the store, and `stays` is true or a rank was lost, then wait until the others have read it.
+        """
         farewell = why if isinstance(why, str) else f"ended with {type(why).__name__}: {why}"[:300]
 
         def post() -> None:

@@ -144,7 +144,10 @@ def table_markup(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_te
 
 
 def bars(rows: Sequence[tuple[str, Mapping[str, float], str]], names: Sequence[str]) -> str:
-    """Return the HTML of stacked bars, (label, amounts by name, remark). The order of `names` sets the colours."""
+    """Return the HTML of stacked bars on one scale.
+
+    A row is a label, amounts by name, and a remark; `names` gives the order of colours.
+    """
     most = max((sum(amounts.values()) for _, amounts, _ in rows), default=0.0) or 1.0
     colours = {name: number for number, name in enumerate(names)}
     present = [name for name in names if any(amounts.get(name, 0) > 0 for _, amounts, _ in rows)]

@@ -447,7 +447,13 @@ def _recipe_card(runs: Labelled) -> list[Card]:
 
 
 def thinned(x: Numbers, y: Numbers, weights: Numbers | None = None, most: int = MOST) -> Mapping[str, list[Any]]:
-    """Return x and y at `most` points at most, weighted means of finite values; low and high of merged steps, too."""
+    """Return a curve with at most `most` points as a dict: x, y and, if steps were merged, their range (low, high).
+
+    Each y is the mean of the finite values of the merged steps, weighted by `weights`; None if there are none.
+
+    >>> thinned(range(6), [1, 9, 2, 3, 4, 5], most=2)["high"]
+    [9.0, 5.0]
+    """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     ys = np.where(np.isfinite(ys), ys, np.nan)
     if len(xs) <= most:

@@ -281,7 +281,10 @@ def sample_hops(
 def _add_by_budget(
     graph: GraphStore, maps: Sequence[NodeMap], seeds: Seeds, num_samples: Sequence[Sequence[int]], key: int
 ) -> None:
-    """Draw nodes of every type for each layer, as HGT does: by summed 1 / in-degree of their destinations, squared."""
+    """Draw nodes of every type for each layer, as HGT does, with probability proportional to budget squared.
+
+    A node's budget is the sum of 1 / in-degree of the batch's nodes it points to.
+    """
     schema, budgets, begins = graph.schema, [ops.NodeBudget() for _ in maps], [0] * len(maps)
     for layer, counts in enumerate(num_samples):
         frontiers = [frontier_of(m, begin, seeds, disjoint=False) for m, begin in zip(maps, begins, strict=True)]

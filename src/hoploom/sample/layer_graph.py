@@ -397,7 +397,10 @@ class LayerSeeds:
         return LayerSeeds(nodes[in_order], ascending, order, order[inverse])
 
     def grouped(self, destinations: Tensor, who: str) -> tuple[Tensor, Tensor | None]:
-        """Return each seed's number of edges, and indices that sort edges by seed (None: sorted). Repeats share."""
+        """Return the number of edges of each seed, and the indices that sort edges by seed (None if sorted).
+
+        A repeated seed gets the same edges; `who` names the hook in errors.
+        """
         given, run_of_edge, lengths = torch.unique_consecutive(destinations, return_inverse=True, return_counts=True)
         at = torch.searchsorted(self.ascending, given).clamp_(max=max(0, self.ascending.numel() - 1))
         strangers = given if not self.ascending.numel() else given[self.ascending[at] != given]

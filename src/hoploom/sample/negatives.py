@@ -125,7 +125,10 @@ class LinkTask:
 
 
 def owners_of(links: Links, amount: float) -> tuple[Tensor, Tensor]:
-    """Return each negative's link, and its number there; a fraction of `amount` is spread by index in the step."""
+    """Return, for each negative, the index of its link and its number among that link's negatives.
+
+    A fraction of `amount` is spread by the index in the step, alike on all ranks.
+    """
     count, full = links.sources.numel(), math.floor(amount)
     places = torch.arange(links.first, links.first + count + 1, dtype=torch.float64)
     chosen = torch.ceil(places * (amount - full)).diff().nonzero().view(-1)
@@ -179,7 +182,10 @@ def negative_pairs(
 def negative_destinations(
     graph: GraphStore, links: Links, task: LinkTask, key: int, positives: Tensor, slots: Tensor
 ) -> Tensor:
-    """Return a destination for each negative of link positives[i], with number slots[i]; -1 without a candidate."""
+    """Return a destination for each negative, -1 if its link has no more candidates.
+
+    positives[i] is the link, slots[i] a number that no other negative has.
+    """
     if task.candidates in ("all", "listed"):
         return _candidates(graph, links, task, key).t().reshape(-1)
     draw, node_times = _draw(graph, task, key, DESTINATION)

@@ -1,4 +1,7 @@
-"""One thread that holds new connections for the seconds until they are admitted: unknown clients take no threads."""
+"""One thread holds new connections until they are admitted, so that unknown clients take no threads.
+
+Each has a few seconds; if too many wait, the one idle for longest is closed.
+"""
 
 import errno
 import selectors

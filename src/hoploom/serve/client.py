@@ -157,7 +157,10 @@ class Peer(Closing):
             self._end_request(pooled, keep=keep)
 
     def _connected(self) -> PooledConnection:
-        """Return an idle open connection, else a new one: TCP first, as a stranger may have a dead server's name."""
+        """Return an idle connection that is still open, or a new one.
+
+        A TCP handshake comes first: another program may have taken a dead server's socket name.
+        """
         while self._idle:
             with self._lock:
                 idle = self._idle.pop() if self._idle else None

@@ -89,7 +89,10 @@ def connect(
 
 
 def join(peers: Peers, mapped: Store | None, own: Sequence[int] | None, *, look_ahead: int | None = None) -> Store:
-    """Return a store of the parts of `mapped` and of `peers`. `own`: parts without a peer; None: peers make batches."""
+    """Return one store of all parts: those of `mapped`, the others from `peers`, which are closed if this fails.
+
+    `own` lists parts that need no peer; None: the peers make the batches.
+    """
     try:
         if mapped is None:
             schema, ranges = peers.manifest.schema, peers.manifest.parts

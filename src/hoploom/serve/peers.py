@@ -133,7 +133,10 @@ class Peers(Closing):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wait_for_all(self, seconds: float) -> ServerInfo:
-        """Wait until no part is missing, and a moment for more peers; return one's ServerInfo, or raise the error."""
+        """Wait until no part is missing, and a moment for more peers; return one's ServerInfo.
+
+        Raise the error of a server that can never be used, or one that names what is missing after `seconds`.
+        """
 
         def is_over() -> bool:
             return self._error is not None or len(self._known) == len(self._peers)

@@ -72,7 +72,10 @@ def read_draw(request: Message, part: Part) -> Draw:
 def read_excluded(
     header: Mapping[str, Any], tensors: Sequence[Tensor], schema: Schema
 ) -> tuple[Sequence[Tensor], list[Tensor | None]]:
-    """Return the tensors before those of excluded edges, and each relation's ascending excluded edges, or None."""
+    """Return the request's other tensors, and the excluded edges of each relation, or None.
+
+    Raise ConfigError unless they ascend.
+    """
     listed = header.get("excluded", [])
     fits = isinstance(listed, list) and len(listed) <= min(len(tensors), len(schema.relations))
     require(fits, "excluded", listed, "a list of relations, with a tensor for each at the end of the message")

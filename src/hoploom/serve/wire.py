@@ -259,7 +259,10 @@ class IncomingMessage:
         segments: ClientSegments | None = None,
         reserve_header: Callable[[int], None] = lambda length: None,
     ) -> None:
-        """Read a header, after heartbeats, once `reserve_header(length)` returns. Tensors have up to `limit` bytes."""
+        """Read a message's header, after any heartbeats.
+
+        `reserve_header(length)` is called first; tensors may have `limit` bytes in total.
+        """
         self._connection, self._segments = connection, segments
         kind, length = PREFIX.unpack(connection.take(PREFIX.size))
         while kind == HEARTBEAT and length == 0:
@@ -311,7 +314,10 @@ class IncomingMessage:
         return Message(self.header, [self._read_tensor(tensor, allocate) for tensor in self._tensors])
 
     def pieces(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield (tensor's index, first row, rows as uint8 [n, row bytes]); the next piece may overwrite these rows."""
+        """Yield (tensor's index, first row, rows as uint8 [n, row bytes]).
+
+        The next piece may overwrite these rows unless they are in shared memory.
+        """
         scratch = torch.empty(0, dtype=torch.uint8)
         for index, tensor in enumerate(self._tensors):
             spec, num_bytes, in_pieces, segment = tensor

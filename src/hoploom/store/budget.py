@@ -192,7 +192,10 @@ USUAL = DiskFigures(100_000, 1e9)  # for a small file, which is not measured
 
 
 def measure_disk(path: Path) -> DiskFigures:
-    """Return the speed of random and of long reads of the disk that has `path`; ranks at once measure their share."""
+    """Return the speed of the disk of `path`, for random and for long reads.
+
+    Ranks that measure at the same time each get their share.
+    """
     if path.stat().st_size < LEAST:
         return USUAL
     file, reads, draw = DiskFile(str(path)), Reads(), torch.Generator().manual_seed(0)

@@ -290,7 +290,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class WorkFolder:
-    """A new temporary folder next to a target, locked by this process; unlocked ones, of killed ones, are removed."""
+    """A temporary folder next to a target, locked by this process.
+
+    The next WorkFolder removes folders without a lock, which killed processes left.
+    """
 
     def __init__(self, target: Path) -> None:
         target = target.absolute()

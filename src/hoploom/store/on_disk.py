@@ -273,7 +273,10 @@ class ScratchFile(Closing):
 
 
 def cut(ids: Sequence[Ids], num_rows: int) -> NDArray[np.int64]:
-    """Cut ascending arrays at the same ids, about `num_rows` a piece; return all begins: [pieces + 1, arrays] int64."""
+    """Cut several arrays of ascending ids at the same ids, about `num_rows` ids a piece in all.
+
+    Return where each piece begins, and where the last one ends: [pieces + 1, arrays] int64.
+    """
     every = min(EVERY, max(1, num_rows // max(1, len(ids))))
     some = np.sort(np.concatenate([one[::every] for one in ids] or [np.empty(0, dtype=np.int64)]))
     cuts = np.unique(some[:: max(1, num_rows // every)][1:])

@@ -200,7 +200,10 @@ def _spared(counts: Mapping[str, Tensor], look_ahead: int) -> Tensor | None:
 
 
 def _choose(remote: Sequence[RemoteType], budget: int, ranks: Tensor) -> dict[str, Tensor]:
-    """Return, by node type, the ids to cache within `budget` bytes: highest ranks[visits] first, then lowest ids."""
+    """Return, by node type, the ids to cache in `budget` bytes.
+
+    A row with n visits has the priority ranks[n]; the highest come first, and at equal priority low ids.
+    """
     num_levels = len(ranks)
     costs = torch.zeros(num_levels, dtype=torch.int64)  # bytes, by rank
     for of_type in remote:

@@ -331,7 +331,10 @@ def check_topology(topology: object) -> None:
 def open_own(
     folder: Path, parts: Sequence[int] | None, topology: Topology, memory: int | str | None
 ) -> tuple[Store, list[int]]:
-    """Open `parts` (default: those on this host), and all edges if `topology` says so; return store and part ids."""
+    """Open `parts` (default: those on this host); return the store and the part ids.
+
+    Also open all edges if `topology` is 'local', or 'auto' and they fit in memory.
+    """
     budget = None if memory is None else read_memory(memory)
     given = held_parts(folder) if parts is None else parts
     all_lists = topology == "local" or (topology == "auto" and topology_fits(folder, budget))

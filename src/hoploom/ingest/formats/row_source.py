@@ -1,4 +1,7 @@
-"""Stream the rows of files into stores, chunk by chunk, and check them; errors name the row. All importers do so."""
+"""Stream the rows of files into stores and check them: the common part of all importers.
+
+Memory holds one chunk; errors name the row.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

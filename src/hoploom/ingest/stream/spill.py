@@ -41,7 +41,10 @@ class SpillBudget:
 
 
 class Spool(Closing):
-    """Takes rows in any order and returns them bucket by bucket, in order of arrival; `step` keys stay together."""
+    """Takes rows in any order, returns them by bucket, each in order of arrival.
+
+    A bucket too large for memory is split; `step` neighbouring keys stay together.
+    """
 
     def __init__(self, folder: Path, bounds: Sequence[int], width: int, memory: int, step: int = 1) -> None:
         self._folder, self._bounds = folder, torch.tensor(bounds, dtype=torch.int64)

@@ -115,7 +115,10 @@ def _at(source: TableSource, column: str, place: str | None, message: str) -> Da
 
 
 def _listed(engine: Engine, source: TableSource, column: str, ids: ir.Table, skip: int = 0) -> tuple[int, str]:
-    """Return the number of distinct ids, and a text of a few, each with its first place; with skip=1, its second."""
+    """Return the number of distinct ids, and a text of a few with file and row.
+
+    With skip=1, the row is the second that has the id.
+    """
     distinct = ids.distinct()
     (count,) = result_rows(engine, distinct.aggregate(ids=distinct.count()))
     with naming_texts(source, column):

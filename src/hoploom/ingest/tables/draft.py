@@ -157,7 +157,11 @@ class _Draft:
         return None
 
     def add_edges(self, table: _Section) -> None:
-        """Add an edge table's relation, or a note: its ids are in END_WORDS, else named like ids, else the only two."""
+        """Add the relation of an edge table, or a note if it is left out.
+
+        Its id columns have names in END_WORDS, else are the first two named like ids, else the only two that can hold
+        ids.
+        """
         named = [name for name in table.id_typed if self.refers(name)]
         ends = _named_ends(table) or (named[:2] if len(named) > 1 else table.id_typed)
         if len(ends) != 2:

@@ -45,7 +45,10 @@ class Numbering:
         return self.bounds[-1]
 
     def attach(self, table: ir.Table, column: str, name: str) -> ir.Table:
-        """Return `table` with the store ids of `column` as a column `name`: UNKNOWN without a node, NULL for nulls."""
+        """Return `table` with a column `name`: the store ids of `column`.
+
+        Ids without a node become UNKNOWN, nulls NULL.
+        """
         if self.pairs is None:
             given = table[column]
             known = given.between(self.first, self.first + self.num_nodes - 1)

@@ -259,7 +259,10 @@ def check_range(values: Values, dtype: str) -> None:
 
 
 def standardise(columns: Mapping[str, Sequence[int]], stored: Mapping[str, Field]) -> Finish:
-    """Return a Finish that standardises columns. Sums over chunks in id order are the same to the last bit."""
+    """Return a Finish that subtracts the mean of columns and divides by the standard deviation.
+
+    NaN is left out; a constant column becomes zeros; sums do not depend on the order of arrival.
+    """
     return Finish(stored, partial(_measured, columns), partial(_prepared, columns, stored))
 
 

@@ -29,7 +29,10 @@ def kernel(function: Callable[..., None]) -> Any:
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, device: torch.device, **constants: Any) -> None:
-    """Start a kernel on a device's stream, unless the grid is empty. Nothing is fused, so it rounds as the core."""
+    """Start a kernel on a device's current stream, unless the grid is empty.
+
+    Multiply and add are not fused, so results are rounded like the core's.
+    """
     if 0 in grid:
         return
     is_elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()

@@ -100,7 +100,10 @@ def locate(
     fanout, excluded, num_excluded, reach, starts, populations, counts, faults,
     REPLACE: tl.constexpr, LAST: tl.constexpr, WINDOW: tl.constexpr, BY_RANK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write each frontier node's list offset, list length and number of picks; if BY_RANK, without excluded edges."""
+    """Write each frontier node's list offset, list length and number of picks.
+
+    If BY_RANK, offsets are ranks and lengths count edges that are not excluded.
+    """
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))

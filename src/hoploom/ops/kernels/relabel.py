@@ -102,7 +102,10 @@ class DeviceNodeMap:
     def add(
         self, picks: DevicePicks, frontier: DeviceFrontier, local: Tensor, before: Tensor, after: Tensor, faults: Tensor
     ) -> None:
-        """Append new nodes; write each pick's local id to `local`. `before`, `after`: the batch's sizes, [] int64."""
+        """Append new nodes; write each pick's local id to `local`. `before`, `after`: the batch's sizes, [] int64.
+
+        A source out of range sets `faults`; a batch that is too large does not grow.
+        """
         assert before.data_ptr() != after.data_ptr()
         most = picks.span.most
         if most == 0:
@@ -178,7 +181,10 @@ def picks_of_block(sources, begin, end, before, num_places, most, capacity, num_
 def claim_direct(
     slots, found, sources, begin, end, before, faults, num_places, most, capacity, num_nodes, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Enter each pick's number, the batch's size + its index, in slots[source], where the lowest value stays."""
+    """Write each pick's number to slots[source]; the lowest stays.
+
+    The number is the batch's size plus the pick's index; found[pick] gets the source, or -1 if the pick is invalid.
+    """
     pick, source, live, _, size = picks_of_block(
         sources, begin, end, before, num_places, most, capacity, num_nodes, faults, BLOCK
     )  # fmt: skip
