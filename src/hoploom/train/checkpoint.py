@@ -35,7 +35,7 @@ from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
-PIECE = 1 << 26  # bytes of learned rows whose checksum is computed at once
+PIECE = 1 << 24  # bytes of learned rows whose checksum is computed at once
 COST = 0.01  # the largest share of the time that writing checkpoints may take
 MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 SAVED_KINDS = {"TrainingProgress": "Standing"}  # classes that have another name in checkpoints
