@@ -398,11 +398,11 @@ def in_edges(
 
 
 def scan_rows(
-    features: FeatureStore, owner: TypeKey, name: str, count: int, at_once: int | None = None
+    features: FeatureStore, owner: TypeKey, name: str, count: int, at_once: int | None = None, begin: int = 0
 ) -> Iterator[Tensor]:
-    """Yield all `count` rows of a field in order, `at_once` at a time, also from remote shards."""
+    """Yield the rows of a field from `begin` to `count` in order, `at_once` at a time, also from remote shards."""
     step = at_once or max(1, ROW_BYTES // max(1, features.schema.described(owner).fields[name].row_bytes))
-    for first in range(0, max(1, count), step):
+    for first in range(begin, max(begin + 1, count), step):
         end = min(first + step, count)
         for shard in getattr(features, "shards", (features,)):
             table = shard.tables.get((owner, name)) if isinstance(shard, Part) else None

@@ -12,8 +12,9 @@ from support.graphs import marked, save_in_parts
 import hoploom
 from hoploom.cli import main
 from hoploom.ranks.spawn import spawn
+from hoploom.train.runs import built_in
 from hoploom.train.runs.first_run_file import template_for
-from hoploom.train.runs.run import load_run, make_model, open_graph, train_loader, training_setup
+from hoploom.train.runs.run import complete_setup, load_run, make_model, open_graph, train_loader
 from hoploom.train.runs.run_file import parse_run_file
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -52,9 +53,10 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _train(here: Path, *overrides: str) -> float:
+def _train(here: Path, *overrides: str, resume: bool = False) -> float:
     """Return the accuracy on the test split."""
     arguments = [f"--set={one}" for one in (f'output.folder="{here / "run"}"', *overrides)]
+    arguments += ["--resume"] if resume else []
     assert main(["train", str(here / "run.toml"), "--quiet", *arguments]) == 0
     return float(json.loads((here / "run" / "result.json").read_text())["test"]["accuracy"])
 
@@ -68,6 +70,24 @@ def test_a_run_learns_what_only_edges_tell(here: Path, mode: str) -> None:
     rows = hoploom.from_pyg(marked(400))["node"].y[1100:]
     found = torch.tensor(_column(here / "out" / "node", "prediction"))[1100:]
     assert (found == rows).float().mean() > 0.95
+
+
+def test_a_run_is_loaded_on_a_graph_with_other_categories(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _train(here, "train.epochs=1")
+    assert _train(here, "train.epochs=2", resume=True) > 0
+    monkeypatch.setattr(built_in, "scan_rows", None)  # only training reads all edges
+    for largest in (0, 2):
+        data = marked(400)
+        data.kind[:] = largest
+        data.train_mask = data.val_mask = data.test_mask = torch.ones(1200, dtype=torch.bool)
+        hoploom.from_pyg(data).save(here / f"{largest}.store")
+        run = load_run(here / "run", overrides=[f"store={here / f'{largest}.store'}"])
+        assert run.model.shape.categories == {"kind": 2}
+        if largest == 0:
+            assert run.model(data).shape == (1200, 2)
+        else:
+            with pytest.raises(hoploom.ConfigError, match=r"'kind' .* has a category outside 0 to 1; .* train again"):
+                hoploom.infer(run.model, run.store, here / "out")
 
 
 def _column(folder: Path, name: str) -> Any:
@@ -84,7 +104,7 @@ def test_without_edges_it_stays_at_chance(here: Path) -> None:
 def test_a_batch_has_the_fields_that_model_and_task_read(here: Path) -> None:
     with hoploom.init(device="cpu") as context:
         run_file = parse_run_file(RUN, folder=here)
-        setup = training_setup(run_file, open_graph(run_file, context))
+        setup = complete_setup(run_file, open_graph(run_file, context), context, trains=True)
         batch = next(iter(train_loader(run_file, setup, context, make_model(run_file, setup))))
     assert {"x", "y", "n_id"} <= set(batch.keys())
     assert not {"train_mask", "weight", "kind", "edge_attr"} & set(batch.keys())
@@ -114,6 +134,7 @@ def test_two_ranks_train_as_one(here: Path) -> None:
         (["model.edges=edge_atr"], r"model.edges names 'edge_atr', no field of edges; .*did you mean 'edge_attr'"),
         (["model.edges=bad"], r"'bad' of edge \d+ of \('node', 'to', 'node'\) is nan; give every edge a finite number"),
         (["model.edges=day"], r"'day' .* holds integers from 0 to 1,000,000,000, .*store numbers as floats"),
+        (["model.categories={kind=1}"], r"'kind' of .* holds integers from 0 to 1, .*at most 1; number categories"),
         (["model.name=sage", "model.weights=bad"], r"'bad' of edge \d+ .* is nan"),
         (
             ["model.name=gcn", "model.weights=negative", "loader.mode=subgraph"],

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hoploom.errors import ConfigError
 from hoploom.nn import GNN, Shape
 from hoploom.nn.edge_fields import MOST_CATEGORIES, are_categories
 from hoploom.nn.models import KINDS
+from hoploom.ranks.context import Context, all_or_none
 from hoploom.schema import DTYPES, Relation
 from hoploom.store import Store
 from hoploom.store.base import scan_rows
@@ -47,13 +49,13 @@ def naming_model(run_file: RunFile) -> Iterator[None]:
         raise run_file.problem("model.name", message) from error
 
 
-def read_edge_fields(run_file: RunFile, store: Store) -> dict[str, int]:
-    """Return the number of categories of each integer field of edges that the model reads.
+def read_edge_fields(run_file: RunFile, store: Store, context: Context, *, trains: bool) -> dict[str, int]:
+    """Return the number of categories of each integer field of edges that the model reads. All ranks call.
 
-    Raise ConfigError, with the line of run.toml, for a field that is not there, that has a number that is not finite,
-    or, if the model is "gcn", for a negative weight.
+    Each rank reads a share of the edges. Raise ConfigError, with the line of run.toml, for a field that is not there,
+    and, if the run trains, for a number that is not finite, too large a category, or a negative weight for "gcn".
     """
-    section, counts = run_file.model, dict[str, int]()
+    section, counts = run_file.model, dict(run_file.model.categories)
     given = [("model.edges", name) for name in section.edges or ()]
     given += [("model.weights", section.weights)] if section.weights else []
     there = {name: field for relation in store.schema.relations for name, field in relation.fields.items()}
@@ -61,29 +63,46 @@ def read_edge_fields(run_file: RunFile, store: Store) -> dict[str, int]:
         if name not in there:
             raise unknown_name(run_file, key, f"{key} names {name!r}, no field of edges", name, sorted(there))
         for relation in (r for r in store.schema.relations if name in r.fields):
-            if key == "model.edges" and are_categories(relation.fields[name]):
-                counts[name] = max(counts.get(name, 0), _count_categories(run_file, store, relation, name))
-            else:
-                _check_numbers(run_file, store, relation, key, name)
+            is_counted = key == "model.edges" and are_categories(relation.fields[name])
+            if trains or (is_counted and name not in section.categories):
+                with all_or_none(context, f"reading {name!r} of {relation.key}"):
+                    pieces, field = _share(store, context, relation, name, whole=is_counted), (relation, key, name)
+                    found = (_count_categories if is_counted else _check_numbers)(run_file, pieces, *field)
+                if is_counted and name not in section.categories:
+                    counts[name] = max(counts.get(name, 0), context.max(found))
     return counts
 
 
-def _count_categories(run_file: RunFile, store: Store, relation: Relation, name: str) -> int:
-    low, high = 0, 0
-    for rows in scan_rows(store.features, relation.key, name, relation.num_edges):
+def _share(
+    store: Store, context: Context, relation: Relation, name: str, *, whole: bool
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield this rank's share of the rows of an edge field, with the position of the first row of each piece."""
+    count = relation.num_edges if whole else min(relation.num_edges, MOST_EDGES)
+    first, end = (count * rank // context.world_size for rank in (context.rank, context.rank + 1))
+    for rows in scan_rows(store.features, relation.key, name, end, begin=first):
+        yield first, rows
+        first += len(rows)
+
+
+def _count_categories(
+    run_file: RunFile, pieces: Iterator[tuple[int, Tensor]], relation: Relation, key: str, name: str
+) -> int:
+    low, high, most = 0, 0, run_file.model.categories.get(name, MOST_CATEGORIES)
+    for _, rows in pieces:
         if rows.numel():
             low, high = min(low, int(rows.min())), max(high, int(rows.max()))
-    if low < 0 or high >= MOST_CATEGORIES:
-        message = (
-            f"{name!r} of {relation.key} holds integers from {low:,} to {high:,}, and the model learns a row of each"
-        )
-        raise run_file.problem("model.edges", f"{message}; number categories from 0, or store numbers as floats")
+    if low < 0 or high >= most:
+        message = f"{name!r} of {relation.key} holds integers from {low:,} to {high:,}, and the model learns a row"
+        message = f"{message} of each of at most {most:,}"
+        raise run_file.problem(key, f"{message}; number categories from 0, or store numbers as floats")
     return high + 1
 
 
-def _check_numbers(run_file: RunFile, store: Store, relation: Relation, key: str, name: str) -> None:
-    is_weight, first = key == "model.weights" and run_file.model.name == "gcn", 0
-    for rows in scan_rows(store.features, relation.key, name, min(relation.num_edges, MOST_EDGES)):
+def _check_numbers(
+    run_file: RunFile, pieces: Iterator[tuple[int, Tensor]], relation: Relation, key: str, name: str
+) -> int:
+    is_weight = key == "model.weights" and run_file.model.name == "gcn"
+    for first, rows in pieces:
         wrong = ~rows.isfinite() | (rows < 0) if is_weight else ~rows.isfinite()
         if bool(wrong.any()):
             at = tuple(int(index) for index in torch.nonzero(wrong)[0])
@@ -92,7 +111,7 @@ def _check_numbers(run_file: RunFile, store: Store, relation: Relation, key: str
                 f"{name!r} of edge {first + at[0]} of {relation.key} is {float(rows[at])}; give every edge {wanted}"
             )
             raise run_file.problem(key, message)
-        first += len(rows)
+    return 0
 
 
 def loader_options(model: GNN, store: Store, task: Task, *, are_whole: bool) -> dict[str, Any]:

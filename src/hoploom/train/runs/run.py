@@ -119,7 +119,8 @@ def run(
         if recorded or resume:  # the earlier run may have been of the other kind
             prepare_optimizer(optimizer, recorded=recorded)
         if context.is_main:  # the run that this one continues may have a result
-            write_whole(folder / RUN_FILE, [to_toml(run_file).encode()])
+            counted = replace(run_file, model=replace(run_file.model, categories=dict(setup.categories)))
+            write_whole(folder / RUN_FILE, [to_toml(counted).encode()])
             if run_file.task.kind == LINKS and run_file.task.links is None:
                 columns = {str(run_file.task.relation_field): setup.relations}
                 link_splits.write_links(folder / LINKS_FOLDER, setup.store, setup.seeds, columns, keep=resume)
@@ -272,8 +273,6 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
         setup = TrainingSetup(graph, task, run_file.model.hidden, seeds, (key[0], key[2]), notes, relations)
     else:
         setup = _node_setup(run_file, store)
-    if run_file.model.factory is None:
-        setup = replace(setup, categories=read_edge_fields(run_file, store))
     if run_file.train.monitor is None:
         return setup
     try:
@@ -290,6 +289,8 @@ def complete_setup(
     The rows are zeros unless the run `trains`, to be read from a checkpoint.
     """
     setup, types = training_setup(run_file, store), list[str]()
+    if run_file.model.factory is None:
+        setup = replace(setup, categories=read_edge_fields(run_file, store, context, trains=trains))
     for change in changes:
         setup = change(run_file, setup, context)
     if run_file.model.factory is None:

@@ -70,6 +70,7 @@ RELATION_FANOUTS = rules.table_of(
     rules.FANOUTS, 'a table of lists by relation, e.g. { "author writes paper" = [5, 5] }'
 )
 LEARNED = rules.table_of(rules.whole(1), "a table of widths by node type, e.g. { user = 128 }")
+CATEGORIES = rules.table_of(rules.whole(1), "a table of numbers by field, e.g. { kind = 12 }")
 ROW_OPTIMIZERS = tuple(rule.name for rule in RowRule)
 TOPOLOGY = accepted('"cuda", "host" or "auto"', read_topology, words=("cuda", "host", "auto"))
 FEATURES = accepted(
@@ -158,6 +159,13 @@ class ModelSection:
         "the fields of edges that the model reads as features",
         rules.texts("a field, or a list", single=True),
         example=("edge_attr",),
+        only=WITH_FEATURES,
+    )
+    categories: dict[str, int] = key(
+        {},
+        "numbers of categories by field of edges; default: counted before training",
+        CATEGORIES,
+        example={"kind": 12},
         only=WITH_FEATURES,
     )
     weights: str | None = key(
@@ -377,7 +385,7 @@ RUN_FILE = "run.toml"
 LAST, BEST = "last", "best"  # checkpoints
 NO_CACHE = "cluster.cache has no effect where servers make the batches; leave it out, and start them with --cache"
 # Keys that may differ between a run and its continuation: how long and where it trains, not what is learned.
-MAY_CHANGE = {"store", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
+MAY_CHANGE = {"store", "model.categories", "loader.threads", "loader.eval_fanouts", "loader.eval_batch_size"}
 MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placement.", "output.", "train."))}
 MAY_CHANGE -= {"cluster.locality"}
 MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
