@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hoploom.inference.files import RESULT, RowFile, SharedFolder, parquet_file, shared_folder
-from hoploom.inference.infer import Inference, folder_of, ids_of_user, infer
+from hoploom.inference.files import RESULT, RowFile, SharedFolder, shared_folder
+from hoploom.inference.infer import Inference, folder_of, infer
 from hoploom.nn.decoders import Decoder
+from hoploom.nn.row_tables import ids_of_user, parquet_file
 from hoploom.ranking import Best, best_of_rows
 from hoploom.ranking.scored_links import decoder_of
 from hoploom.ranks.context import DEADLINE, Context, unwrap

@@ -1,4 +1,4 @@
-"""The files that inference writes: rows between layers, the Parquet result, and the folder that all ranks share.
+"""The files that inference writes: rows between layers, and the folder that all ranks share.
 
 Rows are written by pwrite, not through a memory map, so that a full disk is an error and not a bus error. Files are
 opened again to be read: that shows what other hosts have written, on any disk with close-to-open consistency, such as
@@ -10,11 +10,10 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +22,10 @@ from hoploom.errors import HoploomError, StoreError
 from hoploom.ops import DiskError, DiskFile, FileRows, MappedFile, Reads, RowRequest
 from hoploom.ranks.context import Context, all_or_none
 from hoploom.store.format import sync_folder
-from hoploom.system import Closing, needs
+from hoploom.system import Closing
 
 Gather = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (ids, outs): writes the rows of ids[i] to outs[i]
 RESULT = "result"
-Columns = Mapping[str, Tensor]  # [rows], [rows, width] for fixed-size lists, uint8 [rows, width] for text
 
 
 class RowFile(Closing):
@@ -74,41 +72,6 @@ class RowFile(Closing):
 
     def close(self) -> None:
         self._file.close()
-
-
-@contextmanager
-def parquet_file(path: Path, like: Columns) -> Iterator[Callable[[Columns], None]]:
-    """Make a Parquet file with the columns of the table `like`; yield the function that writes a row group to it.
-
-    The file is synced to the disk at the end of the block. It is not compressed: embeddings hardly shrink.
-    """
-    with needs("tables"):
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def array(values: Tensor) -> Any:
-        if values.dim() == 2 and values.dtype == torch.uint8:  # ids that are text, padded with zero bytes
-            padded = values.contiguous().numpy().view(f"S{values.shape[1]}").reshape(-1)
-            return arrow.array(padded, type=arrow.binary()).cast(arrow.string())
-        flat = arrow.array(values.contiguous().reshape(-1).numpy())
-        return flat if values.dim() == 1 else arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
-
-    def table(columns: Columns) -> Any:
-        return arrow.table({name: array(values) for name, values in columns.items()})
-
-    schema = table({name: values[:0] for name, values in like.items()}).schema
-    with path.open("wb") as file:
-        writer = parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=["id"])
-        try:
-            yield lambda columns: writer.write_table(table(columns), row_group_size=max(1, columns["id"].shape[0]))
-        except BaseException:
-            with suppress(OSError, arrow.ArrowException):
-                writer.close()  # a file that is not whole is of no use
-            raise
-        writer.close()
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class _PeerFailedError(Exception):

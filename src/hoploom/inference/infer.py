@@ -19,16 +19,17 @@ from torch_geometric.data import HeteroData
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.inference.files import RESULT, Columns, SharedFolder, parquet_file, refuse_existing, shared_folder
+from hoploom.inference.files import RESULT, SharedFolder, refuse_existing, shared_folder
 from hoploom.inference.layerwise import Group, LayerWise, Progress, plan_of
 from hoploom.load import NeighborLoader
 from hoploom.load.loader import Loader
 from hoploom.nn.models import GNN
+from hoploom.nn.row_tables import Columns, ids_of_user, parquet_file
 from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
-from hoploom.schema import FEATURES, ORIGINAL_ID
-from hoploom.store import Store, Wanted
+from hoploom.schema import FEATURES
+from hoploom.store import Store
 from hoploom.store.budget import little_idle
 from hoploom.store.format import node_file
 from hoploom.train.batch_adapter import adapted
@@ -168,14 +169,6 @@ def _write(
                 files[name] = opened.enter_context(parquet_file(path, rows))
             if len(nodes):
                 files[name](rows)
-
-
-def ids_of_user(store: Store, name: str, nodes: Tensor) -> Tensor:
-    """Return the user's ids of nodes, as a column of a result; the store's ids if the store has no others."""
-    if ORIGINAL_ID not in store.schema.node_type(name).fields:
-        return nodes
-    ids = store.features.gather([Wanted(name, ORIGINAL_ID, nodes)])[0]
-    return ids if ids.dim() > 1 else ids.to(torch.int64)
 
 
 def folder_of(node_type: str) -> str:

@@ -23,7 +23,7 @@ from hoploom import keys, ops
 from hoploom.config.values import as_bytes, as_int, as_number
 from hoploom.errors import ConfigError, TrainError
 from hoploom.nn.row_memory import shared_zeros
-from hoploom.nn.row_tables import read_row_table, write_rows
+from hoploom.nn.row_tables import AT_ONCE, read_row_table, write_rows
 from hoploom.ops import RowRule, RowStep
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, all_or_none, gather_json, init
@@ -37,7 +37,6 @@ RowDtype = Literal["float32", "bfloat16"]
 RowInit = Literal["uniform", "normal"]
 EPS = {RowRule.adagrad: 1e-10}  # added to the root of the state; else 1e-8. torch.optim has the same values
 BETAS = (0.9, 0.999)
-AT_ONCE = 1 << 16  # nodes whose initial rows are drawn together
 MOST_WAITING = 4 * 10**9  # bytes of gradients that wait for a step; at most a quarter of the memory
 DISK_THREADS = 32  # that read or change rows in a folder: each waits for one page of the disk at a time
 WAYS_OUT = "give a smaller dim, dtype='bfloat16', or folder= on a fast disk"
@@ -232,7 +231,7 @@ class Embedding:
         with all_or_none(self._context, f"writing {path}"):
             try:
                 if self._context.is_main:
-                    write_rows(Path(path), self.store.ids(self.node_type), self.dim, pieces)
+                    write_rows(Path(path), self._graph, self.node_type, self.dim, pieces)
             finally:
                 deque(pieces, maxlen=0)  # the other ranks send rows of other hosts
 

@@ -1,8 +1,8 @@
-"""Learned rows as a Parquet file with two columns: `id`, your id of the node, and `row`, a list of numbers."""
+"""Rows of nodes as Parquet files, whose column `id` has your ids of the nodes; learned rows are in the column `row`."""
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,68 @@ import torch
 from torch import Tensor
 
 from hoploom.errors import ConfigError, StoreError
-from hoploom.store import Store
-from hoploom.store.views import OriginalIds
+from hoploom.schema import ORIGINAL_ID
+from hoploom.store import Store, Wanted
 from hoploom.system import needs
 
-GROUP = 1 << 16  # rows of a row group
+AT_ONCE = 1 << 16  # rows that are read, written or drawn together
+Columns = Mapping[str, Tensor]  # [rows], [rows, width] for fixed-size lists, uint8 [rows, width] for text
 
 
-def write_rows(path: Path, ids: OriginalIds, dim: int, pieces: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Write rows of `dim` numbers, which come in pieces: ids in the store, and rows as float32."""
+@contextmanager
+def parquet_file(path: Path, like: Columns) -> Iterator[Callable[[Columns], None]]:
+    """Make a Parquet file with the columns of the table `like`; yield the function that writes a row group to it.
+
+    The file is synced to the disk at the end of the block. It is not compressed: embeddings hardly shrink.
+    """
     with needs("tables"):
         import pyarrow as arrow
         import pyarrow.parquet as parquet
+    path.parent.mkdir(parents=True, exist_ok=True)
 
-    def table(some: Tensor, rows: Tensor) -> Any:
-        values = arrow.array(rows.reshape(-1).numpy())
-        columns = arrow.array(ids.original(some)), arrow.FixedSizeListArray.from_arrays(values, dim)
-        return arrow.table(dict(zip(("id", "row"), columns, strict=True)))
+    def array(values: Tensor) -> Any:
+        if values.dim() == 2 and values.dtype == torch.uint8:  # ids that are text, padded with zero bytes
+            padded = values.contiguous().numpy().view(f"S{values.shape[1]}").reshape(-1)
+            return arrow.array(padded, type=arrow.binary()).cast(arrow.string())
+        flat = arrow.array(values.contiguous().reshape(-1).numpy())
+        return flat if values.dim() == 1 else arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
-    empty, partial = (
-        table(torch.empty(0, dtype=torch.int64), torch.empty(0, dim)),
-        path.with_name(f".{path.name}.partial"),
-    )
+    def table(columns: Columns) -> Any:
+        return arrow.table({name: array(values) for name, values in columns.items()})
+
+    schema = table({name: values[:0] for name, values in like.items()}).schema
+    with path.open("wb") as file:
+        writer = parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=["id"])
+        try:
+            yield lambda columns: writer.write_table(table(columns), row_group_size=max(1, columns["id"].shape[0]))
+        except BaseException:
+            with suppress(OSError, arrow.ArrowException):
+                writer.close()  # a file that is not whole is of no use
+            raise
+        writer.close()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def ids_of_user(store: Store, name: str, nodes: Tensor) -> Tensor:
+    """Return the user's ids of nodes, as a column of a result; the store's ids if the store has no others."""
+    if ORIGINAL_ID not in store.schema.node_type(name).fields:
+        return nodes
+    ids = store.features.gather([Wanted(name, ORIGINAL_ID, nodes)])[0]
+    return ids if ids.dim() > 1 else ids.to(torch.int64)
+
+
+def write_rows(path: Path, store: Store, node_type: str, dim: int, pieces: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Write rows of `dim` numbers, which come in pieces: ids in the store, and rows as float32."""
+
+    def columns(ids: Tensor, rows: Tensor) -> Columns:
+        return {"id": ids_of_user(store, node_type, ids), "row": rows}
+
+    empty, partial = torch.empty(0, dtype=torch.int64), path.with_name(f".{path.name}.partial")
     try:
-        with parquet.ParquetWriter(partial, empty.schema, compression="none") as file:
-            for piece in pieces:
-                file.write_table(table(*piece))
+        with parquet_file(partial, columns(empty, torch.empty(0, dim))) as write:
+            for ids, rows in pieces:
+                write(columns(ids, rows))
         os.replace(partial, path)
     except OSError as error:
         raise StoreError(f"learned rows cannot be written to {path}: {error}; give another path") from error
@@ -57,7 +93,7 @@ def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterat
             raise ConfigError(f"warm_start: {path} has no column {sorted(missing)}; give a file that export() wrote")
         originals = file.read(columns=["id"])["id"].to_numpy()
         stored, first = store.ids(node_type).find(originals, "warm_start"), 0  # together: each search reads all ids
-        for batch in file.iter_batches(GROUP, columns=["row"]):
+        for batch in file.iter_batches(AT_ONCE, columns=["row"]):
             rows = batch["row"].flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), -1)
             if rows.shape[1] != dim:
                 raise ConfigError(f"warm_start: the rows of {path} have {rows.shape[1]} numbers, and dim is {dim}")

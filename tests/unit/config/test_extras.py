@@ -36,7 +36,7 @@ def refusal(call):
 
 Path("cluster.yaml").write_text("hosts: [a]")
 from hoploom.deploy.resolve import read_cluster
-from hoploom.inference.files import parquet_file
+from hoploom.nn.row_tables import parquet_file
 import torch
 told = [
     refusal(lambda: import_module("hoploom.ingest.tables.build")),

@@ -14,9 +14,9 @@ from torch import Tensor
 import hoploom
 from hoploom import ConfigError, DataError, PeerError, Store
 from hoploom.inference.best_links import write_best
-from hoploom.inference.files import parquet_file
 from hoploom.inference.infer import folder_of, ids_of_user
 from hoploom.nn import Bilinear, Decoder, RotatE
+from hoploom.nn.row_tables import parquet_file
 
 parquet = pytest.importorskip("pyarrow.parquet")
 LIKES = ("user", "likes", "item")

@@ -316,12 +316,12 @@ def test_ids_are_checked_and_rows_may_be_changed_in_place() -> None:
 
 
 def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file before stays; and a folder that is not there is one error."""
+    """The file before stays; and a folder that cannot be made is one error."""
     parquet, learned, path = pytest.importorskip("pyarrow.parquet"), users(), tmp_path / "rows.parquet"
     learned.export(path)
     learned.rows += 1
 
-    def full(*given: Any) -> None:
+    def full(*given: Any, **options: Any) -> None:
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
@@ -330,8 +330,9 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
             learned.export(path)
     assert list(tmp_path.iterdir()) == [path]
     assert torch.equal(users(seed=1, warm_start=path).rows, users().rows)
-    with pytest.raises(StoreError, match=r"learned rows cannot be written to .*/no/rows.parquet: .*give another path"):
-        learned.export(tmp_path / "no" / "rows.parquet")
+    with pytest.raises(StoreError, match=r"learned rows cannot be written to .*/rows.parquet/no: .*give another path"):
+        learned.export(path / "no")
+    learned.export(tmp_path / "new" / "rows.parquet")
 
 
 def test_a_state_that_is_none_is_one_error() -> None:
