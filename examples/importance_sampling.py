@@ -63,7 +63,7 @@ class Colours(nn.Module):
     def forward(self, batch: Data) -> Tensor:
         (block,) = batch.blocks
         x_dst = batch.x[: block.num_destinations]
-        return self.conv(batch.x, block.edge_index, x_dst, edge_weight=block.data["weight"])
+        return self.conv((batch.x, x_dst), block.edge_index, edge_weight=block.data["weight"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

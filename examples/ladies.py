@@ -65,7 +65,7 @@ class Model(nn.Module):
             if weight is None:  # neighbours at random: their mean
                 counts = torch.bincount(block.edge_index[1], minlength=block.num_destinations)
                 weight = 1 / counts[block.edge_index[1]]
-            x = layer(x, block.edge_index, x[: block.num_destinations], edge_weight=weight)
+            x = layer((x, x[: block.num_destinations]), block.edge_index, edge_weight=weight)
             x = x if layer is self.layers[-1] else x.relu()
         return x
 

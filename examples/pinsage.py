@@ -67,7 +67,7 @@ class PinSAGE(nn.Module):
         for project, layer, block in zip(self.projections, self.layers, batch.blocks, strict=True):
             x_dst, weight = x[: block.num_destinations["item"]], block.data[NEAR]["weight"]
             weight = weight * 0 if self.alone else weight
-            x = layer(project(x).relu(), block.edge_index[NEAR], x_dst, edge_weight=weight)
+            x = layer((project(x).relu(), x_dst), block.edge_index[NEAR], edge_weight=weight)
             x = x if layer is self.layers[-1] else x.relu()
         return {"item": x}
 

@@ -50,7 +50,7 @@ class SAGE(nn.Module):
     def forward(self, batch: Data) -> Tensor:
         x = batch.x
         for layer, block in zip(self.layers, batch.blocks, strict=True):
-            x = layer(x, block.edge_index, x[: block.num_destinations])
+            x = layer((x, x[: block.num_destinations]), block.edge_index)
             x = x if layer is self.layers[-1] else F.relu(x)
         return x
 

@@ -197,31 +197,39 @@ class Conv(nn.Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | tuple[Tensor, Tensor],
         edges: InEdges | Tensor,
-        x_dst: Tensor | None = None,
+        *others: object,
         aggregated: Tensor | None = None,
         edge_weight: Tensor | None = None,
         edge_attr: Tensor | None = None,
     ) -> Tensor:
         """Return the destinations' rows [num_destinations, out_channels] from the sources x [num_sources, in_channels].
 
-        `edges` may be an edge_index of PyG: then all nodes are destinations. `x_dst` are the rows of the destinations
-        themselves, by default their rows in x. `aggregated` [num_destinations, in_channels], if given, is used
+        `edges` may be an edge_index of PyG: then all nodes are destinations. The destinations' own rows are in x, too,
+        or are the second of a pair of tensors. `aggregated` [num_destinations, in_channels], if given, is used
         instead of aggregating x. `edge_weight` [num_edges], in the order of edge_index, multiplies the rows before they
         are summed; a mean still divides by the number of edges. `edge_attr` [num_edges, edge_dim] are edge features, in
         this order, too.
         """
+        if others:
+            raise ConfigError(
+                f"{type(self).__name__} takes x and edge_index by position only; pass edge_attr= or edge_weight= by "
+                "name, and the rows of destinations as a pair, (x, x_dst)"
+            )
+        x, x_dst = x if isinstance(x, tuple) else (x, None)
         if x.is_floating_point() and self.in_channels not in (None, x.shape[-1]):
             raise ConfigError(f"{type(self).__name__} has in_channels={self.in_channels}, x has rows of {x.shape[-1]}")
         if not isinstance(edges, (Tensor, InEdges)):
             raise ConfigError(
                 f"{type(self).__name__} takes an edge_index [2, n], not a {type(edges).__name__}; of a block, it is "
-                "layer(x, block.edge_index, x[: block.num_destinations])"
+                "layer((x, x[: block.num_destinations]), block.edge_index)"
             )
         if isinstance(edges, Tensor):
             edges = group(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
         if edge_weight is not None:
+            if edge_weight.dim() != 1:
+                raise ConfigError(f"edge_weight has shape {list(edge_weight.shape)}; give one number per edge")
             edges = with_weights(edges, edge_weight)
         if edge_attr is not None:
             if self.edge_dim is None:

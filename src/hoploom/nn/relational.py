@@ -290,7 +290,7 @@ class RGCNConv(Conv):
             glorot(parameter)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor | None, edges: InEdges | Tensor, edge_type: Tensor | None = None, x_dst: Tensor | None = None
+        self, x: Tensor | tuple[Tensor, Tensor] | None, edges: InEdges | Tensor, edge_type: Tensor | None = None
     ) -> Tensor:
         """Return the destinations' rows [num_destinations, out_channels] from the sources x [num_sources, in_channels].
 
@@ -299,7 +299,7 @@ class RGCNConv(Conv):
         """
         if x is None:
             x = torch.arange(self.in_channels or 0, device=self.weight.device)
-        return super().forward(x, edges, x_dst, edge_attr=edge_type)
+        return super().forward(x, edges, edge_attr=edge_type)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         refuse_weights(self, edges)
@@ -391,6 +391,9 @@ def _shifted(pairs: _Pairs, numbers: Tensor, count: int, rows: Tensor) -> InEdge
     """Return the lists of the pairs with row relation * count + number instead of each source with this number."""
     lists = pairs.lists
     relations = pairs.relations.repeat_interleave(lists.degrees)
+    low, high = map(int, torch.aminmax(numbers)) if numbers.numel() else (0, 0)
+    if low < 0 or high >= count:
+        raise ConfigError(f"x has integers from {low} to {high}; give 0 to in_channels - 1 = {count - 1}")
     sources = relations * count + numbers.index_select(0, lists.sources)
     return replace(lists, sources=sources, num_sources=rows.shape[0])
 
@@ -425,10 +428,10 @@ class SimpleHGNConv(GATConv):
             glorot(parameter)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, edges: InEdges | Tensor, edge_type: Tensor | None = None, x_dst: Tensor | None = None
+        self, x: Tensor | tuple[Tensor, Tensor], edges: InEdges | Tensor, edge_type: Tensor | None = None
     ) -> Tensor:
         """Return the destinations' rows; `edge_type` has numbers below num_relations, in the order of edge_index."""
-        return Conv.forward(self, x, edges, x_dst, edge_attr=edge_type)
+        return Conv.forward(self, x, edges, edge_attr=edge_type)
 
     def _of_edges(self, features: Tensor, edges: InEdges) -> Tensor:
         types = _types_of(edges, self.num_relations)

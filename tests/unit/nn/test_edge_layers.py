@@ -121,7 +121,7 @@ def test_a_layer_between_two_types_is_pygs(name: str) -> None:
     edge_index = torch.stack([torch.randint(9, (60,)), torch.randint(14, (60,))])
     given = (x, x_dst, torch.randn(60, K).double())
     assert_same(
-        results(ours, lambda x, x_dst, f: ours(x, edge_index, x_dst, edge_attr=f), *given),
+        results(ours, lambda x, x_dst, f: ours((x, x_dst), edge_index, edge_attr=f), *given),
         results(theirs, lambda x, x_dst, f: theirs((x, x_dst), edge_index, f), *given),
     )
 
@@ -181,7 +181,7 @@ def test_a_layer_on_a_part_gives_what_it_gives_on_the_whole_graph(name: str) -> 
     whole = conv(x, edge_index, edge_attr=edge_attr)
     head = InEdges.of(edge_index, 40, 40).with_features(edge_attr).head(12, 40)
     is_in_block = edge_index[1] < 12
-    block = conv(x, edge_index[:, is_in_block], x[:12], edge_attr=edge_attr[is_in_block])
+    block = conv((x, x[:12]), edge_index[:, is_in_block], edge_attr=edge_attr[is_in_block])
     for part in (conv(x, head), block):
         torch.testing.assert_close(part, whole[:12], atol=1e-10, rtol=1e-10)
 
@@ -276,7 +276,7 @@ def test_attention_of_few_destinations_projects_sums_instead_of_sources(ends: An
 
     def as_called(x: Tensor, x_dst: Tensor) -> Tensor:
         torch.manual_seed(1)
-        return conv(x, edges, x_dst)
+        return conv((x, x_dst), edges)
 
     expected = results(conv, projected_first, x, x_dst)
     conv.project = None  # type: ignore[method-assign, assignment]
@@ -293,6 +293,7 @@ def edge_attr_of(width: int) -> dict[str, Tensor]:
         (lambda: hnn.GATv2Conv(8, 5, edge_dim=3), {}, ConfigError, r"edge_dim=3.*none; pass edge_attr="),
         (lambda: hnn.GINEConv(nn.Linear(8, 5)), {}, ConfigError, r"edge_dim=8.*none; pass edge_attr="),
         (lambda: hnn.GATConv(8, 5), edge_attr_of(3), ConfigError, r"GATConv reads no edge_attr; give .* edge_dim="),
+        (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.rand(2, 1)}, ConfigError, r"edge_weight has shape \[2, 1\]"),
         (lambda: hnn.GCNConv(8, 5), edge_attr_of(3), ConfigError, r"GCNConv reads no edge_attr"),
         (lambda: hnn.GATConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
         (lambda: hnn.SAGEConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
@@ -302,7 +303,7 @@ def edge_attr_of(width: int) -> dict[str, Tensor]:
         (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.tensor([1, torch.nan])}, DataError, r"NaNs; replace"),
         (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.tensor([1, torch.nan])}, DataError, r"NaNs; replace"),
         (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.tensor([1, -0.5])}, DataError, r"at least 0 .*use SAGEConv"),
-        (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.ones(2, 2)}, DataError, r"one weight of at least 0"),
+        (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.ones(2, 2)}, ConfigError, r"give one number per edge"),
         (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.ones(3)}, ConfigError, r"give one for each edge"),
         (lambda: hnn.GATv2Conv(8, 5), {"edge_weight": torch.ones(2)}, ConfigError, r"takes no edge weights; use SAGE"),
     ],
@@ -324,7 +325,13 @@ def test_weights_with_numbers_of_edges_are_refused() -> None:
 
 def test_self_loops_need_as_many_sources() -> None:
     with pytest.raises(ConfigError, match=r"2 sources cannot have self-loops at 3 .*add_self_loops=False"):
-        hnn.GATConv((8, 6), 5)(torch.randn(2, 8), torch.tensor([[0, 1], [1, 2]]), torch.randn(3, 6))
+        hnn.GATConv((8, 6), 5)((torch.randn(2, 8), torch.randn(3, 6)), torch.tensor([[0, 1], [1, 2]]))
+
+
+@pytest.mark.parametrize("conv", [hnn.SAGEConv(8, 5), hnn.GCNConv(8, 5), hnn.GATv2Conv(8, 5, edge_dim=8)])
+def test_what_is_third_in_only_some_layers_of_pyg_goes_by_name(conv: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"Conv takes x and edge_index by position only; pass edge_attr= or"):
+        conv(torch.randn(3, 8), torch.tensor([[0, 1], [1, 2]]), torch.randn(2, 8))
 
 
 def test_features_of_one_number_may_be_a_list_of_numbers() -> None:

@@ -74,7 +74,7 @@ def test_attention_between_two_types_is_pygs(heads: int) -> None:
     ours.load_state_dict(theirs.state_dict())
     x, x_dst = torch.randn(20, 8), torch.randn(11, 6)
     edge_index = torch.stack([torch.randint(20, (60,)), torch.randint(11, (60,))])
-    torch.testing.assert_close(ours(x, edge_index, x_dst), theirs((x, x_dst), edge_index), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours((x, x_dst), edge_index), theirs((x, x_dst), edge_index), atol=1e-5, rtol=1e-5)
 
 
 def test_attention_drops_out_edges_only_while_it_trains() -> None:

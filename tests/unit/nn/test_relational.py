@@ -13,7 +13,7 @@ from torch_geometric.utils import softmax as pyg_softmax
 
 import hoploom
 import hoploom.nn as hnn
-from hoploom import NeighborLoader
+from hoploom import ConfigError, NeighborLoader
 from hoploom.nn import views_of
 
 
@@ -106,7 +106,7 @@ def test_rgcn_between_two_types_is_pygs() -> None:
     ours, theirs = (of.RGCNConv((8, 6), 12, 5) for of in (hnn, pyg))
     same_weights(ours, theirs)
     torch.testing.assert_close(
-        ours(x, edge_index, edge_type, x_dst), theirs((x, x_dst), edge_index, edge_type), atol=1e-5, rtol=1e-5
+        ours((x, x_dst), edge_index, edge_type), theirs((x, x_dst), edge_index, edge_type), atol=1e-5, rtol=1e-5
     )
 
 
@@ -148,6 +148,15 @@ def test_hgt_on_the_views_of_a_batch_gives_what_the_whole_graph_gives(mode: str)
         hidden = first(x, one.edges) | {"shop": x["shop"][: two.num_sources["shop"]]}
         out = second(hidden, two.edges)["item"][: batch["item"].batch_size]
         torch.testing.assert_close(out, whole[batch["item"].input_id], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("numbers", [[0, 8], [-1, 3]])
+def test_integers_of_nodes_have_rows_in_the_matrices_of_relations(numbers: list[int]) -> None:
+    """Otherwise, 8 would be the number 0 of the next relation."""
+    with pytest.raises(ConfigError, match=rf"x has integers from {min(numbers)} to .*in_channels - 1 = 7"):
+        hnn.RGCNConv(8, 4, 3, root_weight=False)(
+            torch.tensor(numbers), torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1])
+        )
 
 
 TYPED: dict[str, Callable[[int], hnn.Conv]] = {

@@ -302,9 +302,9 @@ def test_layers_of_both_libraries_take_the_weights() -> None:
     theirs.lin_root.load_state_dict(ours.lin_r.state_dict())
     x_dst, weight = batch.x[: block.num_destinations], block.data["weight"]
     expected = theirs((batch.x, x_dst), block.edge_index, weight)
-    torch.testing.assert_close(ours(batch.x, block.edge_index, x_dst, edge_weight=weight), expected)
+    torch.testing.assert_close(ours((batch.x, x_dst), block.edge_index, edge_weight=weight), expected)
     mixed = torch.randperm(block.edge_index.shape[1])
-    torch.testing.assert_close(ours(batch.x, block.edge_index[:, mixed], x_dst, edge_weight=weight[mixed]), expected)
+    torch.testing.assert_close(ours((batch.x, x_dst), block.edge_index[:, mixed], edge_weight=weight[mixed]), expected)
 
 
 @pytest.mark.parametrize("kind", ["sage", "gin"])
@@ -315,8 +315,8 @@ def test_a_model_multiplies_by_the_weights_of_the_hook(kind: str) -> None:
     (block,) = batch.blocks
     conv = model.stage(0).conv(("node", "to", "node"))
     weight, x_dst = (batch.n_id[block.edge_index[0]] + 1) / 10, batch.x[: block.num_destinations]
-    torch.testing.assert_close(model(batch), conv(batch.x, block.edge_index, x_dst, edge_weight=weight))
-    assert not torch.allclose(model(batch), conv(batch.x, block.edge_index, x_dst))
+    torch.testing.assert_close(model(batch), conv((batch.x, x_dst), block.edge_index, edge_weight=weight))
+    assert not torch.allclose(model(batch), conv((batch.x, x_dst), block.edge_index))
 
 
 @pytest.mark.parametrize(("model", "words"), [(hnn.GAT, "takes no edge weights"), (hnn.GCN, "needs sums of weights")])
