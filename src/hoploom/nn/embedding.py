@@ -107,8 +107,9 @@ class Embedding:
         held = {r: self.range_of(r, len(hosts)) for r, host in enumerate(hosts) if host == hosts[ranks.rank]}
         row_bytes = self.dim * DTYPES[dtype].itemsize + 4 * self.rule.state_width(self.dim)
         num_bytes = sum(map(len, held.values())) * row_bytes
-        if not isinstance(folder, str | Path | None):
-            raise ConfigError(f"folder is {folder!r:.80}; give the path of a folder, or leave it out")
+        for name, path, kind in (("folder", folder, "folder"), ("warm_start", warm_start, "file")):
+            if not isinstance(path, str | Path | None):
+                raise ConfigError(f"{name} is {path!r:.80}; give the path of a {kind}, or leave it out")
         place = None if folder is None else Path(folder)
         self._threads = None if folder is None else DISK_THREADS
         if place is None:

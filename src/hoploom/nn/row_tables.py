@@ -85,18 +85,35 @@ def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterat
     """Yield ids in the store and rows, [n] and [n, dim], of those nodes in a file that the store has, too."""
     with needs("tables"):
         import pyarrow as arrow
+        import pyarrow.compute as compute
         import pyarrow.parquet as parquet
+
+    def check(are_good: Any, what: str) -> None:
+        if not are_good.all():
+            named = f"the row of id {originals[first + are_good.argmin()]} in {path}"
+            raise ConfigError(f"warm_start: {named} {what}; give a file that export() wrote")
+
     try:
         file = parquet.ParquetFile(path)
-        missing = {"id", "row"} - set(file.schema_arrow.names)
-        if missing:
+        kinds = {field.name: field.type for field in file.schema_arrow}
+        if missing := {"id", "row"} - kinds.keys():
             raise ConfigError(f"warm_start: {path} has no column {sorted(missing)}; give a file that export() wrote")
+        if not arrow.types.is_floating(getattr(kinds["row"], "value_type", arrow.null())):
+            raise ConfigError(
+                f"warm_start: column 'row' of {path} has {kinds['row']}; give lists of floats, as export()"
+            )
         originals = file.read(columns=["id"])["id"].to_numpy()
         stored, first = store.ids(node_type).find(originals, "warm_start"), 0  # together: each search reads all ids
+        are_first = np.zeros(len(originals), bool)
+        are_first[np.unique(originals, return_index=True)[1]] = True
+        check(are_first, "is there twice")
         for batch in file.iter_batches(AT_ONCE, columns=["row"]):
-            rows = batch["row"].flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), -1)
-            if rows.shape[1] != dim:
-                raise ConfigError(f"warm_start: the rows of {path} have {rows.shape[1]} numbers, and dim is {dim}")
+            lengths = compute.list_value_length(batch["row"]).to_numpy(zero_copy_only=False)
+            check(
+                (lengths == dim) & batch["row"].is_valid().to_numpy(zero_copy_only=False), f"has not dim={dim} numbers"
+            )
+            rows = batch["row"].flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), dim)
+            check(np.isfinite(rows).all(axis=1), "has a number that is not finite")
             ids = stored[first : first + len(batch)]
             first += len(batch)
             yield ids[ids >= 0], torch.from_numpy(rows)[ids >= 0]

@@ -265,11 +265,32 @@ def test_rows_are_exported_and_started_from(ids: Any, tmp_path: Path) -> None:
     assert torch.equal(second.rows[: len(known)], known)
     assert torch.equal(second.rows[len(known) :], fresh.rows[len(known) :])
     for given, message in (
-        ({"dim": 5}, "the rows of .* have 4 numbers, and dim is 5"),
+        ({"dim": 5}, "the row of id .* in .* has not dim=5 numbers"),
         ({"warm_start": tmp_path / "no"}, "no cannot be read: .*give a file that export"),
     ):
         with pytest.raises(ConfigError, match=message):
             Embedding(store_of(ids, 3), "user", **({"dim": 4, "warm_start": tmp_path / "rows.parquet"} | given))
+
+
+TABLES: list[tuple[Any, Any, str]] = [
+    ([5, 9], [[1.0] * 6, [1.0] * 2], "the row of id 5 in .* has not dim=4 numbers; give a file that export"),
+    ([5, 9], [[1.0] * 4, [1.0]], "the row of id 9 in .* has not dim=4 numbers"),
+    ([5, 9], [[1.0] * 4, None], "the row of id 9 in .* has not dim=4 numbers"),
+    ([5, 9], [[1.0] * 4, [1.0, None, 1.0, 1.0]], "the row of id 9 in .* has a number that is not finite"),
+    ([5, 9], [[1.0] * 4, [float("inf")] * 4], "the row of id 9 in .* has a number that is not finite"),
+    ([5, 5], [[1.0] * 4, [2.0] * 4], "the row of id 5 in .* is there twice"),
+    ([5, 9], [1.0, 2.0], "column 'row' of .* has double; give lists of floats, as export"),
+    ([5, 9], [["a"] * 4, ["b"] * 4], "column 'row' of .* has list<.*string>; give lists of floats"),
+    (["a", "b"], [[1.0] * 4] * 2, "warm_start of 'user' are"),
+]
+
+
+@pytest.mark.parametrize(("ids", "rows", "said"), TABLES, ids=[said for _, _, said in TABLES])
+def test_a_table_that_no_export_wrote_is_one_error(ids: Any, rows: Any, said: str, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"id": ids, "row": rows}), tmp_path / "rows")
+    with pytest.raises(ConfigError, match=said):
+        users(dim=4, warm_start=tmp_path / "rows")
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -285,6 +306,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"context": 3}, r"context is 3; give what hoploom.init\(\) returned, or leave it out"),
     ({"folder": 5}, "folder is 5; give the path of a folder, or leave it out"),
+    ({"warm_start": 5}, "warm_start is 5; give the path of a file, or leave it out"),
     ({"node_type": "uzer"}, "unknown node type 'uzer'; the graph has"),
     ({"node_type": None}, "the graph has several node types; name one of"),
     ({"node_type": "item"}, r"'item' has features already \(float32 \[4\]\); say how learned rows join them"),
