@@ -127,7 +127,7 @@ class PNAConv(Conv):
         degrees = edges.degrees
         own = self._of_end(x_dst, 0) + self._constant()
         own = own.masked_fill((degrees == 0).unsqueeze(1), 0)  # without edges, there are no messages
-        rows = self._aggregated(z, edges, own, degrees)
+        rows = self._aggregated(z, edges, own, degrees).to(x_dst.dtype)
         scales = torch.stack([self.aggr_module.scale(s, degrees.to(rows.dtype)) for s in self.scalers], dim=1)
         towers = self.towers if self.divide_input else 1
         own_rows = x_dst.view(-1, towers, self.width).expand(-1, self.towers, -1)
@@ -155,7 +155,10 @@ class PNAConv(Conv):
         width, found = own.shape[1], dict[str, Tensor]()
         num_negated = width * self._has("min")
         if self.edge_dim is not None:
-            features, weight = self.features_of(edges, z.dtype), self._of_edges() @ self.edge_encoder.weight
+            features, weight = (
+                self.features_of(edges, z.dtype),
+                (self._of_edges() @ self.edge_encoder.weight).to(z.dtype),
+            )
         if self._has("min", "max"):
             columns = z[:, num_negated * (not self._has("min")) : num_negated + width * self._has("max")]
             if self.edge_dim is None:

@@ -73,6 +73,19 @@ def test_pna_on_the_views_of_a_batch_gives_what_the_whole_graph_gives(mode: str)
         torch.testing.assert_close(out[: batch.batch_size], whole[batch.input_id], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("edge_dim", [None, 3])
+def test_pna_in_half_precision_is_near_that_in_single(edge_dim: int | None, dtype: torch.dtype) -> None:
+    x, edge_index, edge_attr = graph()
+    conv = hnn.PNAConv(8, 12, ["mean", "min", "std"], SCALERS, DEGREES, edge_dim)
+    given = {} if edge_dim is None else {"edge_attr": edge_attr}
+    expected = conv(x, edge_index, **given)
+    found = conv.to(dtype)(x.to(dtype), edge_index, **{name: rows.to(dtype) for name, rows in given.items()})
+    found.sum().backward()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
+
+
 def test_pna_has_the_same_bits_with_any_number_of_threads() -> None:
     torch.manual_seed(0)
     x, edge_index, edge_attr = torch.randn(500, 8), torch.randint(500, (2, 60_000)), torch.randn(60_000, 3)
