@@ -19,7 +19,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import ConfigError, StoreError
 from hoploom.inference.files import Gather, RowFile, SharedFolder
-from hoploom.nn.layers import ReadEdges, with_fields
+from hoploom.nn.layers import ReadEdges, weighted_degrees, with_fields
 from hoploom.nn.models import GNN
 from hoploom.nn.relational import Rows
 from hoploom.ops import Frontier, InEdges
@@ -412,9 +412,9 @@ class LayerWise:
         """Compute all layers but the last, and write the rows that the last layer aggregates. All ranks call."""
         keys = self._plan.with_degrees
         types = sorted({key[2] for key in keys})
-        widths = {key: None if self._weights_of(key) is None else 1 for key in keys}
+        widths = {key: None if self._weights_of(key) is None else 2 for key in keys}
         counted = self._pass("degrees", "counting edges", widths, types, self._degrees_of)
-        self._degrees = {key: file.read().view(-1) for key, file in counted.items()}
+        self._degrees = {key: file.read() for key, file in counted.items()}
         made = {name: width for name, width in self._plan.inputs.items() if name not in self._x}
         self._files = self._pass("input", "reading features", made, made, self._prepared)
         self._x |= {name: file.read() for name, file in self._files.items()}
@@ -487,20 +487,14 @@ class LayerWise:
         return self._reads[key].weights if key in self._reads else None
 
     def _degrees_of(self, some: Slice) -> dict[RelationName, Tensor]:
-        """Return, by relation, the in-degrees of a slice's nodes or the sums of weights, without self-loops."""
+        """Return, by relation, in-degrees of a slice's nodes without loops, or sums of weights and loops' weights."""
         keys = [key for key in self._plan.with_degrees if key[2] == some.node_type]
         found = dict[RelationName, Tensor]()
         for key, edges in edges_of(self._store, some, keys, {}, self._reads).items():
-            weights, loops = edges.weights, edges.are_loops
-            if weights is None:
-                found[key] = torch.bincount(edges.destinations[~loops], minlength=len(some))
-                continue
-            if bool((weights[loops] != 1).any()):
-                raise ConfigError(
-                    f"'gcn' with weights needs {key} without self-loops that weigh other than 1; drop them"
-                )
-            values = weights.masked_fill(loops, 0).unsqueeze(1).to(self._plan.dtype)
-            found[key] = ops.aggregate(values, edges.own_rows, "sum")
+            if edges.weights is None:
+                found[key] = torch.bincount(edges.destinations[~edges.are_loops], minlength=len(some))
+            else:
+                found[key] = torch.stack(weighted_degrees(edges), dim=1).to(self._plan.dtype)
         return found
 
     def _prepared(self, some: Slice) -> dict[str, Tensor]:

@@ -380,8 +380,11 @@ def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
         degrees, drawn = edges.in_degrees_of_sources, looped.degrees - 1
         root = (degrees + 1).to(torch.float32).rsqrt()
     else:
-        sums, loops = (of_whole[: edges.num_sources] for of_whole in _weighted_degrees(edges.whole or edges))
-        degrees, drawn = sums if edges.source_degrees is None else _checked_sums(edges.source_degrees), sums[own]
+        whole = edges.whole or edges
+        others = (whole.first, whole.num_sources - whole.num_destinations - whole.first)
+        found = [F.pad(each, others, value=n)[: edges.num_sources] for n, each in enumerate(weighted_degrees(whole))]
+        drawn = found[0][own]
+        degrees, loops = found if edges.source_degrees is None else _checked_sums(edges.source_degrees, found[1])
         root = (degrees + loops).rsqrt()
         root, rows = root.masked_fill(root.isinf(), 0), torch.cat([edges.weights, loops[own]])
     scaled = root[own] * (degrees[own] / drawn.masked_fill(drawn == 0, 1))
@@ -391,8 +394,8 @@ def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
     return looped, weights if rows is None else weights * rows.index_select(0, looped.permutation)
 
 
-def _weighted_degrees(edges: InEdges) -> tuple[Tensor, Tensor]:
-    """Return, for each source, the sum of the weights of its in-edges but loops, and the weight of its loop, else 1."""
+def weighted_degrees(edges: InEdges) -> tuple[Tensor, Tensor]:
+    """Return, for each destination, the sum of its in-edges' weights without loops, and its loop's weight, else 1."""
     weights = edges.weights
     assert weights is not None
     if weights.dim() != 1 or (weights.device.type == "cpu" and bool((weights < 0).any())):
@@ -402,17 +405,17 @@ def _weighted_degrees(edges: InEdges) -> tuple[Tensor, Tensor]:
     last = places.new_full((edges.num_destinations,), -1).scatter_reduce(0, edges.destinations, places, "amax")
     loops = torch.cat([weights, weights.new_ones(1)])[last]  # -1: none
     sums = ops.aggregate(weights.masked_fill(edges.are_loops, 0).unsqueeze(1), edges.own_rows, "sum").squeeze(1)
-    others = (edges.first, edges.num_sources - edges.num_destinations - edges.first)
-    return F.pad(sums, others), F.pad(loops, others, value=1)
+    return sums, loops
 
 
-def _checked_sums(degrees: Tensor) -> Tensor:
+def _checked_sums(degrees: Tensor, loops: Tensor) -> Sequence[Tensor]:
+    """Return sums of weights, and loops' weights if a second column has them, else `loops`."""
     if not degrees.is_floating_point():
         raise ConfigError(
             "in_degree has numbers of edges; with edge weights, GCNConv needs sums of weights: set batch.in_degree to "
             "float32 sums over the in-edges of each node in the whole graph, or load batches without degrees="
         )
-    return degrees
+    return degrees.unbind(1) if degrees.dim() == 2 else (degrees, loops)
 
 
 class GINConv(Conv):

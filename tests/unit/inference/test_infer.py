@@ -124,17 +124,7 @@ def _with_edge_data(graph: Any) -> Any:
         count = storage.edge_index.shape[1]
         storage.stars, storage.kind = torch.randn(count, 2).to(torch.float16), torch.randint(3, (count,))
         storage.weight = torch.rand(count)
-        if storage.edge_index.max() == 59:
-            storage.weight[storage.edge_index[0] == storage.edge_index[1]] = 1
     return graph
-
-
-def test_gcn_refuses_loops_of_other_weights_than_1(tmp_path: Path) -> None:
-    graph = _with_edge_data(graph_with_loops())
-    graph.weight[0] = 2
-    store = hoploom.from_pyg(graph)
-    with pytest.raises(hoploom.ConfigError, match=r"'gcn' with weights.* self-loops that weigh other than 1"):
-        infer(GNN("gcn", store.schema, Shape(8, 2, 4, weights="weight")), store, tmp_path / "out")
 
 
 @pytest.mark.parametrize("held", ["in memory", "one part", "three parts", "elsewhere", "on disk"])
