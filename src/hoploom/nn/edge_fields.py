@@ -25,8 +25,9 @@ class EdgeReader(nn.Module):
     def __init__(self, relation: Relation, read: ReadEdges, categories: Mapping[str, int]) -> None:
         super().__init__()
         fields = {name: relation.fields[name] for name in read.names if name in relation.fields}
-        for name, field in fields.items():
-            _check(relation, name, field, categories, is_weight=name not in read.features)
+        for index, name in enumerate(read.names):
+            if name in fields:
+                _check(relation, name, fields[name], categories, is_weight=index == len(read.features))
         self.key = relation.key
         self.read = ReadEdges(
             [n for n in read.features if n in fields], read.weights if read.weights in fields else None
@@ -80,6 +81,8 @@ def _check(relation: Relation, name: str, field: Field, categories: Mapping[str,
     if is_weight:
         if field.shape or field.dtype == "bool":
             raise ConfigError(f"{what} is {field.dtype} {list(field.shape)}; weights are one number per edge")
+    elif 0 in field.shape:
+        raise ConfigError(f"{what} has no columns; leave it out")
     elif holds_text(field):
         raise ConfigError(f"{what} is text, which no model reads; build the store with numbers instead")
     elif are_categories(field) and not 0 < categories.get(name, 0) <= MOST_CATEGORIES:

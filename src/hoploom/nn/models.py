@@ -70,11 +70,20 @@ class Shape:
     jk: Jumping | None = None  # combine all layers' rows before a last linear layer
     edges: str | Sequence[str] = ()  # the edge fields that layers read as features, such as "edge_attr"
     weights: str | None = None  # the edge field by which sums and means are weighted
-    categories: Mapping[str, int] = field(default_factory=dict)  # of integer edge fields: how many values there are
+    categories: Mapping[str, int] = field(default_factory=dict, hash=False)  # numbers of values of integer edge fields
 
     def __post_init__(self) -> None:
-        names = (self.edges,) if isinstance(self.edges, str) else tuple(self.edges)
-        object.__setattr__(self, "edges", names)
+        names = [self.edges] if isinstance(self.edges, str) else self.edges
+        are_names = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+        if not are_names or len(set(names)) < len(names):
+            raise ConfigError(f"edges is {self.edges!r:.80}; name one field of edges, or several, each once")
+        if not isinstance(self.weights, str | None):
+            raise ConfigError(f"weights is {self.weights!r:.80}; name one field of edges")
+        object.__setattr__(self, "edges", tuple(names))
+        for name, count in self.categories.items():
+            as_int(f"categories[{name!r}]", count, 1, "give the number of values, 1 + the largest")
+            if name not in names:
+                raise ConfigError(f"categories has {name!r}, and edges={list(names)} has not; name the field in both")
         for name in ("hidden", "num_layers", "out", "heads"):
             as_int(name, getattr(self, name), 1, "give a whole number of at least 1")
         if as_number("dropout", self.dropout, "give a share from 0 to 1") > 1:

@@ -116,7 +116,14 @@ def test_only_a_model_that_reads_edges_learns_what_only_edges_tell(
     assert found > 0.95 if learns else found < 0.7
 
 
+def test_shapes_have_hashes() -> None:
+    one, other = (Shape(8, 2, 3, edges="kind", categories={"kind": 5}) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+
+
 def _text(data: Any) -> Any:
+    data.empty = torch.zeros(data.edge_index.shape[1], 0)
     data.edge_attr = torch.zeros(data.edge_index.shape[1], 8, dtype=torch.uint8)
     return data
 
@@ -134,6 +141,17 @@ def _text(data: Any) -> Any:
         ("gat", {"edges": "kind"}, r"'kind' of .* holds integers, which are categories, here 0; .*\{'kind': n\}"),
         ("sage", {"weights": "stars"}, r"'stars' of .* is float16 \[2\]; weights are one number per edge"),
         ("gat", {"edges": "edge_attr"}, "'edge_attr' of .* is text"),
+        ("sage", {"edges": "stars", "weights": "stars"}, r"'stars' of .* is float16 \[2\]; weights are one number"),
+        ("sage", {"edges": ["stars", "empty"]}, r"'empty' of .* has no columns; leave it out"),
+        ("sage", {"edges": ["stars", "stars"]}, r"edges is \['stars', 'stars'\]; name .* each once"),
+        ("sage", {"edges": 3}, "edges is 3; name one field of edges"),
+        ("sage", {"weights": ["cost"]}, r"weights is \['cost'\]; name one field of edges"),
+        ("sage", {"edges": "kind", "categories": {"kind": "5"}}, r"categories\['kind'\] is '5'; give the number"),
+        (
+            "sage",
+            {"edges": "stars", "categories": {"kind": 5}},
+            r"categories has 'kind', and edges=\['stars'\] has not",
+        ),
         ("gine", {}, r"model 'gine' reads edge features, and no field .* of \('node', 'to', 'node'\)"),
     ],
 )
