@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.layers import Conv, Ends, aggregate, eager, ends_of, plus_bias, refuse_weights
+from hoploom.nn.layers import Conv, Ends, aggregate, check_counts, eager, ends_of, plus_bias, refuse_weights
 from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends as _add_ends
 
@@ -115,6 +115,7 @@ class GATConv(_Attention):
         residual: bool = False,
     ) -> None:
         super().__init__()
+        check_counts(heads=heads, out_channels=out_channels, edge_dim=edge_dim)
         self.heads, self.width, self.concat = heads, out_channels, concat
         self.negative_slope, self.dropout = negative_slope, dropout
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
@@ -193,6 +194,7 @@ class GATv2Conv(_Attention):
         residual: bool = False,
     ) -> None:
         super().__init__()
+        check_counts(heads=heads, out_channels=out_channels, edge_dim=edge_dim)
         self.heads, self.width, self.concat = heads, out_channels, concat
         self.negative_slope, self.dropout = negative_slope, dropout
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value

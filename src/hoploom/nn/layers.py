@@ -281,6 +281,13 @@ def ends_of(in_channels: int | Ends) -> Ends:
     return source, destination
 
 
+def check_counts(**counts: int | None) -> None:
+    """Raise ConfigError unless arguments of a layer, by name, are whole numbers of at least 1, or None."""
+    for name, count in counts.items():
+        if count is not None:
+            as_int(name, count, 1, "give a whole number of at least 1")
+
+
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
     """Return out + linear(x). With neither a bias nor autocast, add in place: this saves a pass over new memory."""
     if linear.bias is not None or torch.is_autocast_enabled(x.device.type):
@@ -297,8 +304,8 @@ def plus_bias(out: Tensor, bias: Tensor | None) -> Tensor:
 def refuse_weights(conv: Conv, edges: InEdges) -> None:
     if edges.weights is not None:
         raise ConfigError(
-            f"{type(conv).__name__} takes no edge weights; use SAGEConv, GCNConv or GINConv, or call the hook's data "
-            f"other than {EDGE_WEIGHT!r}"
+            f"{type(conv).__name__} takes no edge weights; use SAGEConv, GCNConv or GINConv, or leave them out (data "
+            f"of sample_frontier with the name {EDGE_WEIGHT!r} are weights, too)"
         )
 
 
@@ -324,6 +331,7 @@ class SAGEConv(Conv):
     ) -> None:
         super().__init__()
         source, destination = ends_of(in_channels)
+        check_counts(edge_dim=edge_dim)
         self.in_channels, self.edge_dim = source, edge_dim
         if aggr not in REDUCES:
             raise ConfigError(f"aggr is {aggr!r}; choose one of {list(REDUCES)}")
@@ -448,6 +456,7 @@ class GINEConv(GINConv):
 
     def __init__(self, nn: nn.Module, eps: float = 0.0, train_eps: bool = False, edge_dim: int | None = None) -> None:
         super().__init__(nn, eps, train_eps)
+        check_counts(edge_dim=edge_dim)
         first = nn[0] if isinstance(nn, torch.nn.Sequential) else nn
         width = getattr(first, "in_features", getattr(first, "in_channels", None))
         if not isinstance(width, int):

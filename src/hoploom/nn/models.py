@@ -532,10 +532,10 @@ class GraphSAGE(GNN):
             if name in NEUTRAL and value == NEUTRAL[name]:
                 continue
             cls = type(self).__name__
-            raise ConfigError(
-                f"{cls} of hoploom.nn does not take {name}=; leave it out, or take {cls} of torch_geometric.nn, which "
-                "runs on the same batches"
-            )
+            way_out = f"leave it out, or take {cls} of torch_geometric.nn, which runs on the same batches"
+            if name == "edge_dim":
+                way_out = f'take GNN({self.KIND!r}, store.schema, Shape(..., edges="edge_attr"))'
+            raise ConfigError(f"{cls} of hoploom.nn does not take {name}=; {way_out}")
         for name, count in (("hidden_channels", hidden_channels), ("out_channels", out_channels)):
             as_int(name, count, 1, "give a whole number of at least 1")
         shape = Shape(hidden_channels, num_layers, out_channels, dropout, heads, norm, residual, aggr, act, jk)

@@ -17,7 +17,7 @@ from torch_geometric.nn.resolver import activation_resolver
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.nn.layers import Conv, aggregate, aggregate_messages, refuse_weights
+from hoploom.nn.layers import Conv, aggregate, aggregate_messages, check_counts, refuse_weights
 from hoploom.ops import InEdges
 
 Aggregator = Literal["sum", "mean", "min", "max", "std", "var"]
@@ -77,6 +77,7 @@ class PNAConv(Conv):
     ) -> None:
         super().__init__()
         self.in_channels = as_int("in_channels", in_channels, 1, "give x.shape[1]")
+        check_counts(edge_dim=edge_dim, towers=towers, post_layers=post_layers)
         for name, given, known in (("aggregators", aggregators, Aggregator), ("scalers", scalers, Scaler)):
             if isinstance(given, str) or not given or set(given) - set(get_args(known)):
                 raise ConfigError(f"{name} is {given!r}; give a list of some of {list(get_args(known))}")

@@ -24,6 +24,7 @@ from hoploom.nn.layers import (
     Conv,
     Ends,
     aggregate,
+    check_counts,
     eager,
     ends_of,
     group,
@@ -114,6 +115,7 @@ class HGTConv(Conv):
     ) -> None:
         super().__init__()
         node_types, self.relations = metadata[0], tuple(metadata[1])
+        check_counts(heads=heads, out_channels=out_channels)
         if out_channels % heads:
             raise ConfigError(f"out_channels={out_channels} does not divide by heads={heads}; give a multiple")
         unknown = {end for key in self.relations for end in (key[0], key[2])} - set(node_types)
@@ -146,6 +148,10 @@ class HGTConv(Conv):
                 raise ConfigError(f"edge_index_dict has {key}, which is not in the metadata: {list(self.relations)}")
             if missing := {key[0], key[2]} - set(x_dict):
                 raise ConfigError(f"x_dict has no rows of {sorted(missing)}, which {key} reads; add them")
+            for name in {key[0], key[2]}:
+                width = int(self.kqv_lin.lins[module_name(name)].in_channels)
+                if x_dict[name].shape[-1] != width:
+                    raise ConfigError(f"x_dict has rows of {x_dict[name].shape[-1]} for {name!r}, not of {width}")
             num_ends = x_dict[key[0]].shape[0], x_dict[key[2]].shape[0]
             edges[key] = group(given, *num_ends) if isinstance(given, Tensor) else given
         counts = {name: x.shape[0] for name, x in x_dict.items()} | {
@@ -269,6 +275,7 @@ class RGCNConv(Conv):
     ) -> None:
         super().__init__()
         source, destination = ends_of(in_channels)
+        check_counts(num_relations=num_relations, num_bases=num_bases, num_blocks=num_blocks)
         if num_bases is not None and num_blocks is not None:
             raise ConfigError(f"num_bases={num_bases} and num_blocks={num_blocks} exclude each other; give one of them")
         if num_blocks and (source % num_blocks or out_channels % num_blocks):

@@ -96,7 +96,7 @@ class InEdges:
     source_degrees: Tensor | None = None  # [num_sources] int64 in-degrees in the whole graph; None: count these edges
     whole: "InEdges | None" = None  # the edges of which these are a prefix
     num_edges_below: Mapping[int, int] | None = None  # n -> number of edges of the first n destinations, if known
-    weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: factors in sums, means and maxima
+    weights: Tensor | None = None  # [num_edges] or [num_edges, heads]: for layers, which pass them to ops.aggregate
     features: Tensor | None = None  # [num_edges, k]
 
     def __post_init__(self) -> None:

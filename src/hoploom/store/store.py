@@ -198,7 +198,8 @@ class Store(Explored):
         """Return the in-edges of all nodes by part; raise ConfigError if this host does not have them."""
         index = self.schema.relation_index[self.schema.relation(key).key]
         if not covers(self.schema, self.topology, key[2]):
-            raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; leave degrees out")
+            way_out = "give it the edges of all parts, or leave degrees out"
+            raise ConfigError(f"the in-degrees of {key[2]!r} are not in reach of this process; {way_out}")
         return [part.lists[index] for part in self.topology]
 
     def _type_with_split(self, name: str) -> str:

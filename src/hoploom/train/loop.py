@@ -23,6 +23,7 @@ from hoploom.errors import ConfigError, DataError, PeerError, StoreError, TrainE
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.nn import GNN
+from hoploom.nn.models import KINDS
 from hoploom.ranks.agreement import difference_of
 from hoploom.ranks.context import Context, gather_json, unwrap
 from hoploom.system import StopRequests
@@ -166,7 +167,8 @@ def _warn_of_edge_features(learner: Learner) -> None:
     if store is None or not isinstance(model, GNN) or model.edge_fields:
         return
     if relations := [" ".join(relation.key) for relation in store.schema.relations if "edge_attr" in relation.fields]:
-        way = 'model.edges = "edge_attr" in run.toml, or Shape(edges="edge_attr"), makes it'
+        able = ", ".join(name for name, kind in KINDS.items() if "features" in kind.reads)
+        way = f'{able} do with model.edges = "edge_attr" in run.toml, or Shape(edges="edge_attr")'
         _print_once(f"the model does not read edge_attr of {', '.join(relations)}; {way}")
 
 

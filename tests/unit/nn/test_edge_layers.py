@@ -1,6 +1,7 @@
 """Layers that read edge weights and features equal PyG's, forward and backward, and refuse what they cannot read."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -298,6 +299,15 @@ def edge_attr_of(width: int) -> dict[str, Tensor]:
         (lambda: hnn.GATConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
         (lambda: hnn.SAGEConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
         (lambda: hnn.GINEConv(nn.Linear(8, 5)), edge_attr_of(4), ConfigError, r"GINEConv .*edge_dim=8.*4 wide"),
+        (lambda: hnn.GATv2Conv(8, 5, heads=0), {}, ConfigError, r"heads is 0; give a whole number"),
+        *(
+            (lambda make=make: make(edge_dim=-1), {}, ConfigError, r"edge_dim is -1; give a whole number")
+            for make in (
+                partial(hnn.GATConv, 8, 5),
+                partial(hnn.SAGEConv, 8, 5),
+                partial(hnn.GINEConv, nn.Linear(8, 5)),
+            )
+        ),
         (lambda: hnn.GINEConv(nn.ReLU()), {}, ConfigError, r"nn begins with ReLU; .*linear"),
         (lambda: hnn.GATConv(8, 5, edge_dim=3, fill_value="max"), {}, ConfigError, r"fill_value is 'max'; give"),
         (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.tensor([1, torch.nan])}, DataError, r"NaNs; replace"),

@@ -111,6 +111,7 @@ def test_pna_has_the_same_bits_with_any_number_of_threads() -> None:
         ({"aggregators": "mean"}, "aggregators is 'mean'; give a list"),
         ({"scalers": []}, "scalers is ..; give a list of some of .'identity'"),
         ({"pre_layers": 2}, "pre_layers=2 needs a row of its own for each edge; .*torch_geometric.nn"),
+        ({"towers": 0}, "towers is 0; give a whole number of at least 1"),
         ({"towers": 5}, "out_channels=12 are divided among towers=5"),
         ({"towers": 3, "divide_input": True}, "in_channels=8 .* towers=3"),
         ({"in_channels": -1}, "in_channels is -1"),

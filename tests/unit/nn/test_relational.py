@@ -216,6 +216,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "fewer types": (lambda: hnn.RGCNConv(8, 6, 5)(*typed_graph()[:2], torch.zeros(7)), "shape .* for 300 edges"),
     "integers": (lambda: hnn.RGCNConv(8, 8, 5, num_blocks=2)(torch.arange(40), *typed_graph()[1:]), "take num_bases"),
     "heads": (lambda: hnn.HGTConv(8, 10, shops().metadata(), heads=4), "out_channels=10 does not divide by heads=4"),
+    "no heads": (lambda: hnn.HGTConv(8, 10, shops().metadata(), heads=0), "heads is 0; give a whole number of at"),
+    "no types": (lambda: hnn.RGCNConv(8, 4, 0), "num_relations is 0; give a whole number of at least 1"),
+    "width of x": (
+        lambda: hnn.HGTConv(5, 8, shops().metadata())(shops().x_dict, shops().edge_index_dict),
+        r"x_dict has rows of \d for '\w+', not of 5",
+    ),
     "metadata": (lambda: hnn.HGTConv(8, 8, (["user"], [("user", "buys", "item")])), r"relations of \['item'\]"),
     "width of a type": (lambda: hnn.HGTConv({"user": 8}, 8, shops().metadata()), r"no width for \['item', 'shop'\]"),
     "width": (lambda: hnn.HGTConv(-1, 8, shops().metadata()), "in_channels is -1"),
