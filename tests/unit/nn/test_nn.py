@@ -131,6 +131,7 @@ def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(name: str, a
         ({"norm": "batch_norm"}, ["norm is 'batch_norm'", "norm"]),
         ({"act": "elu", "residual": True}, ["act='elu'", "residual=True"]),
         ({"normalize": True}, ["does not take normalize=", "GraphSAGE of torch_geometric.nn"]),
+        ({"edge_dim": 6}, ["does not take edge_dim=", "take GNN('sage', store.schema, Shape(..., edges="]),
         ({"act_first": True}, ["does not take act_first="]),
         ({"act": "threshold"}, ["act is 'threshold'", "module or None"]),
         ({"act": "glu"}, ["act is 'glu'", "changes the shape"]),
