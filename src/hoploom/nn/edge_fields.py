@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hoploom.errors import ConfigError
 from hoploom.nn.layers import ReadEdges
+from hoploom.nn.relational import module_name
 from hoploom.ops import InEdges
 from hoploom.schema import Field, Relation, holds_text
 
@@ -34,14 +35,12 @@ class EdgeReader(nn.Module):
         )
         self._widths = {name: prod(fields[name].shape) for name in self.read.features}
         counts = {name: categories[name] for name in self.read.features if are_categories(fields[name])}
-        self.rows = nn.ModuleDict(
-            {name.replace(".", "_"): nn.Embedding(n, CATEGORY_WIDTH) for name, n in counts.items()}
-        )
+        self.rows = nn.ModuleDict({module_name(name): nn.Embedding(n, CATEGORY_WIDTH) for name, n in counts.items()})
 
     @property
     def width(self) -> int | None:
         """The width of the features that layers get; None without features."""
-        taken = [CATEGORY_WIDTH if name.replace(".", "_") in self.rows else own for name, own in self._widths.items()]
+        taken = [CATEGORY_WIDTH if module_name(name) in self.rows else own for name, own in self._widths.items()]
         return sum(taken) if taken else None
 
     def forward(self, edges: InEdges, dtype: torch.dtype) -> InEdges:
@@ -60,9 +59,9 @@ class EdgeReader(nn.Module):
         return replace(edges, features=torch.cat(made, dim=1) if len(made) > 1 else made[0])
 
     def _encoded(self, name: str, column: Tensor) -> Tensor:
-        if name.replace(".", "_") not in self.rows:
+        if module_name(name) not in self.rows:
             return column
-        table: nn.Module = self.rows[name.replace(".", "_")]
+        table: nn.Module = self.rows[module_name(name)]
         numbers, most = column.view(-1).to(torch.int64), int(table.num_embeddings) - 1  # type: ignore[arg-type]
         if (numbers.device.type == "cpu" or not self.training) and not bool(((numbers >= 0) & (numbers <= most)).all()):
             way_out = "the model knows no others: change these, or train again"

@@ -35,7 +35,7 @@ from hoploom.nn.layers import (
     views_of,
 )
 from hoploom.nn.pna import PNAConv
-from hoploom.nn.relational import RelationLayer, Rows, module_name, needed_hgt
+from hoploom.nn.relational import RelationLayer, Rows, hgt_without_unused, module_name
 from hoploom.ops import InEdges
 from hoploom.schema import (
     FEATURES,
@@ -176,7 +176,7 @@ def _pna(ends: Ends, out: int, shape: Shape, is_last: bool, edge_dim: int | None
 
 def _hgt(widths: Mapping[str, int], relations: Sequence[RelationName], out: int, shape: Shape, is_last: bool) -> Conv:
     is_output = is_last and not shape.has_output
-    return needed_hgt(widths, relations, out, math.gcd(out, shape.heads) if is_output else shape.heads)
+    return hgt_without_unused(widths, relations, out, math.gcd(out, shape.heads) if is_output else shape.heads)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class GNN(nn.Module):
         self.edge_fields = nn.ModuleDict({module_name(key): own for key, own in made.items()})
         for relation in used if KINDS[kind].needs_features else ():
             if self.edge_dim(relation.key) is None:
-                way_out = f"name one in edges=, or take 'gin'; the fields are {sorted(relation.fields)}"
+                way_out = f"name an edge field in edges=, or take 'gin'; the fields are {sorted(relation.fields)}"
                 reads = f"model {kind!r} reads edge features, and no field of edges={list(shape.edges)}"
                 raise ConfigError(f"{reads} is there of {relation.key}; {way_out}")
         channels = {name: _width_of(schema.node_type(name), shape.hidden) for name in self.types[0]}
@@ -307,7 +307,7 @@ class GNN(nn.Module):
         for key in keys:
             if isinstance(convs[key], PNAConv):
                 num_nodes = max(1, self.schema.node_type(key[2]).num_nodes)
-                convs[key].average_degree(self.schema.relation(key).num_edges / num_nodes)
+                convs[key].set_average_degree(self.schema.relation(key).num_edges / num_nodes)
         reached = dict.fromkeys(
             key[2] for key in keys
         )  # in the order of the schema, which the order of parameters follows

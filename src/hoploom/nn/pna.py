@@ -111,8 +111,8 @@ class PNAConv(Conv):
         self.lin = nn.Linear(out_channels, out_channels)
 
     @torch.no_grad()
-    def average_degree(self, degree: float) -> None:
-        """Take all degrees for this one, where their histogram is not known."""
+    def set_average_degree(self, degree: float) -> None:
+        """Set both averages to those of nodes that all have this degree."""
         self.aggr_module.avg_deg_lin.fill_(max(1, degree))
         self.aggr_module.avg_deg_log.fill_(math.log(max(1, degree) + 1))
 

@@ -222,10 +222,10 @@ class HGTConv(Conv):
         return torch.einsum("nhe,hed->nhd", sums, self.v_rel.weight.view(heads)[:, number]), totals
 
 
-def needed_hgt(
+def hgt_without_unused(
     channels: Mapping[str, int], relations: Sequence[RelationName], out_channels: int, heads: int
 ) -> HGTConv:
-    """Return an HGTConv without the parameters that have no use in PyG's: ranks would wait for their gradients."""
+    """Return an HGTConv without the parameters that never get a gradient; DDP would wait for them."""
     ends = {end for key in relations for end in (key[0], key[2])}
     widths = {name: width for name, width in channels.items() if name in ends}
     layer = HGTConv(widths, out_channels, (list(widths), relations), heads)
@@ -285,7 +285,7 @@ class RGCNConv(Conv):
         if aggr not in REDUCES:
             raise ConfigError(f"aggr is {aggr!r}; choose one of {list(REDUCES)}")
         self.in_channels, self.num_relations, self.num_blocks = source, num_relations, num_blocks
-        self.by_relation, self.edge_dim = REDUCES[aggr], 1  # the only feature is the type
+        self.reduce_of_relation, self.edge_dim = REDUCES[aggr], 1  # the only feature is the type
         shape = [num_bases or num_relations, source, out_channels]
         if num_blocks:
             shape = [num_relations, num_blocks, source // num_blocks, out_channels // num_blocks]
@@ -312,12 +312,12 @@ class RGCNConv(Conv):
         refuse_weights(self, edges)
         pairs = _pairs_of(edges, self.num_relations)
         if z.is_floating_point():
-            out = self._multiplied(aggregate(z, pairs.lists, self.by_relation), pairs)
+            out = self._multiplied(aggregate(z, pairs.lists, self.reduce_of_relation), pairs)
             return plus_bias(out if self.root is None else out + x_dst @ self.root, self.bias)
         if self.num_blocks:
             raise ConfigError(f"num_blocks={self.num_blocks} splits features, but x has integers; take num_bases")
         matrices = self._matrices().flatten(0, 1)  # a row for each relation and integer
-        rows = aggregate(matrices, _shifted(pairs, z, self.in_channels or 0, matrices), self.by_relation)
+        rows = aggregate(matrices, _shifted(pairs, z, self.in_channels or 0, matrices), self.reduce_of_relation)
         out = aggregate(rows, pairs.ends, "sum")
         return plus_bias(out if self.root is None else out + F.embedding(x_dst, self.root), self.bias)
 

@@ -117,7 +117,7 @@ def _check_numbers(
 def loader_options(model: GNN, store: Store, task: Task, *, are_whole: bool) -> dict[str, Any]:
     """Return the options of a loader for the model: the fields that it and the task read, and what layer one takes.
 
-    `are_whole`: the batches are of whole steps, which read what they need themselves.
+    With `are_whole`, the loader is for whole steps, which gather fields themselves and aggregate nothing beforehand.
     """
     floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in store.schema.node_types if "x" in t.fields]
     reduce = model.first_reduce if all(floats) and not are_whole and not store.learned else None
