@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import hoploom
-from hoploom import ConfigError, TrainError, ops
+from hoploom import ConfigError, PeerError, TrainError, ops
 from hoploom.nn import GNN, Shape
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.context import DEADLINE, Context, rows_of_all_ranks
@@ -152,6 +152,15 @@ def a_gradient_that_is_not_finite(context: Context) -> None:
 def differing_settings(context: Context) -> None:
     with pytest.raises(ConfigError, match=r"'dim': \d.*another with .*'dim': \d.*give all the same"):
         Embedding(shop(), "user", dim=4 + context.rank, context=context)
+
+
+def too_little_memory_on_a_rank(context: Context, folder: str) -> None:
+    """Both ranks know at once what only one of them lacks."""
+    store = hoploom.open(f"{folder}/shop.store", memory="1GB" if context.rank else "100KB")
+    said = "take 208 kB, more than the store's memory of 100 kB"
+    with pytest.raises(ConfigError if context.is_main else PeerError, match=said) as raised:
+        Embedding(store, "user", dim=128, context=context)
+    assert context.is_main or "rank 0 failed making learned rows" in str(raised.value)
 
 
 def differs(left: Tensor, right: Tensor) -> float:

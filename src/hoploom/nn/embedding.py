@@ -8,7 +8,7 @@ the order of ranks and look-ups, and changes the row once.
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,8 @@ class Embedding:
 
     - `optimizer`: "rowwise_adagrad" keeps 4 bytes for each row, "adagrad" and "lazy_adam" keep one or two numbers for
       each value. Only rows that have a gradient change. The count of steps of "lazy_adam" is each row's own. With None,
-      rows do not change: they are those of `warm_start`, or zeros until `Checkpoint.restore` reads them.
+      rows do not change: they are those of `warm_start` (drawn, for nodes that its file lacks), or zeros until
+      `Checkpoint.restore` reads them.
     - `init`: initial values, "uniform" between -1/sqrt(dim) and 1/sqrt(dim), or "normal", as torch.nn.Embedding's.
       They depend on `seed`, the type and the node's original id: a grown graph keeps the rows of its old nodes.
     - `join`: how the rows join features that the type has already: "cat", after them, or "add".
@@ -112,12 +113,13 @@ class Embedding:
                 raise ConfigError(f"{name} is {path!r:.80}; give the path of a {kind}, or leave it out")
         place = None if folder is None else Path(folder)
         self._threads = None if folder is None else DISK_THREADS
-        if place is None:
+        with all_or_none(ranks, "making learned rows"):
             limit = None if store.budget is None else store.budget.num_bytes
-            if limit is not None and num_bytes > limit:
+            if place is None and limit is not None and num_bytes > limit:
                 wanted = f"{as_bytes(num_bytes)}, more than the store's memory of {as_bytes(limit)}"
                 raise ConfigError(f"the learned rows of {self.node_type!r} take {wanted}; {WAYS_OUT}")
-            require_memory(num_bytes, f"the learned rows of {self.node_type!r} take", WAYS_OUT)
+            if place is None:
+                require_memory(num_bytes, f"the learned rows of {self.node_type!r} take", WAYS_OUT)
         settings = {"rows of": self.node_type, "num_nodes": count, "dim": dim, "dtype": dtype, "optimizer": optimizer}
         settings |= {"lr": lr, "init": init, "seed": seed, "join": join}
         if others := [each for each in gather_json(ranks, settings) if each != settings]:
@@ -130,7 +132,7 @@ class Embedding:
         )
         self.num_steps = 0
         self._anchor = torch.zeros((), requires_grad=not self.is_fixed)  # makes look-ups part of autograd's graph
-        self._num_look_ups = 0
+        self._num_look_ups, self._most_waiting = 0, min(MOST_WAITING, memory_limit() // 4)
         self.zero_grad()
         with all_or_none(ranks, f"drawing the rows of {self.node_type!r}"):  # no rank reads undrawn rows
             if not self.is_fixed or warm_start is not None:
@@ -142,7 +144,8 @@ class Embedding:
 
     def __repr__(self) -> str:
         rows = f"{self._of.num_nodes:,} of {self.dim} {self._kind['dtype']}"
-        return f"Embedding({self.node_type}: {rows}, {self.rule.name}, lr={self.lr:g})"
+        how = "fixed" if self.is_fixed else f"{self.rule.name}, lr={self.lr:g}"
+        return f"Embedding({self.node_type}: {rows}, {how})"
 
     @property
     def node_type(self) -> str:
@@ -169,13 +172,13 @@ class Embedding:
         count = self._of.num_nodes
         return range(count * rank // world_size, count * (rank + 1) // world_size)
 
-    def __call__(self, ids: Tensor) -> Tensor:
+    def __call__(self, ids: Tensor | Sequence[int]) -> Tensor:
         """Return the rows of nodes given by their ids in the store: [*ids.shape, dim] float32, on the device of `ids`.
 
-        Gradients of the rows are kept for `step`. If there are several hosts, all ranks call this as many times, some
-        perhaps with no ids.
+        Gradients of the rows are kept for `step`. On several hosts, all ranks call this equally often, a rank without
+        ids with an empty tensor. An id out of range on one rank is then a PeerError on the others.
         """
-        found: Tensor = _LookUp.apply(self._anchor, self, ids)  # type: ignore[no-untyped-call]
+        found: Tensor = _LookUp.apply(self._anchor, self, torch.as_tensor(ids))  # type: ignore[no-untyped-call]
         return found
 
     def read(self, ids: Tensor) -> Tensor:
@@ -192,7 +195,7 @@ class Embedding:
         storage.x = rows if self.join is None else joined_rows(storage.x, rows, self.join)
 
     def attach_nothing(self) -> None:
-        """Call this if other ranks attach rows to a batch, and this rank has none: it sends them its rows."""
+        """Answer the look-ups of other ranks for one batch that this rank does not have."""
         self._read(torch.empty(0, dtype=torch.int64))
 
     def step(self, scale: float = 1.0) -> None:
@@ -234,7 +237,7 @@ class Embedding:
                 if self._context.is_main:
                     write_rows(Path(path), self._graph, self.node_type, self.dim, pieces)
             finally:
-                deque(pieces, maxlen=0)  # the other ranks send rows of other hosts
+                deque(pieces if self._far else (), maxlen=0)  # ranks of all hosts send rows
 
     @contextmanager
     def whole(self, share: Callable[[int, Tensor, int], Tensor], world_size: int) -> Iterator[None]:
@@ -277,7 +280,8 @@ class Embedding:
 
     @property
     def _kind(self) -> dict[str, Any]:
-        return {"dim": self.dim, "dtype": str(self.rows.dtype).removeprefix("torch."), "optimizer": self.rule.name}
+        optimizer = None if self.is_fixed else self.rule.name
+        return {"dim": self.dim, "dtype": str(self.rows.dtype).removeprefix("torch."), "optimizer": optimizer}
 
     @property
     def _own(self) -> range:
@@ -301,10 +305,11 @@ class Embedding:
         """Keep gradients for `step`; raise ConfigError if nobody seems to call it."""
         self._gradients.append((number, ids, gradients))
         self._waiting += gradients.nbytes
-        if self._waiting > (limit := min(MOST_WAITING, memory_limit() // 4)):
+        if self._waiting > self._most_waiting:
+            taken = f"{self.node_type!r} take more than {as_bytes(self._most_waiting)}"
             raise ConfigError(
-                f"gradients of {len(self._gradients)} look-ups of {self.node_type!r} take more than {as_bytes(limit)}; "
-                "call step() after backward(), or zero_grad() (fit steps the rows of its loader's store alone)"
+                f"gradients of {len(self._gradients)} look-ups of {taken}; call step() after backward(), or zero_grad()"
+                ", or lower train.accumulate (fit steps the rows of its loader's store alone)"
             )
 
     def _draw(self, store: Store) -> None:

@@ -29,16 +29,16 @@ def shared_zeros(
 
     `held` has the rows of each rank of this host. No memory is set aside for other rows, and no rank may touch them.
     """
-    size, first = math.prod(shape) * dtype.itemsize, next(iter(held))
+    size, owner = math.prod(shape) * dtype.itemsize, min(held)
     if size == 0:
         return torch.empty(shape, dtype=dtype)
     if folder is None and context.world_size == 1:
         return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)  # unlike torch.zeros, touches no page
     name = context.broadcast(torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8))
-    path = (folder or SHARED) / f"hoploom-rows-{bytes(name.tolist()).hex()}-{first}"
+    path = (folder or SHARED) / f"hoploom-rows-{bytes(name.tolist()).hex()}-{owner}"
     try:
         with all_or_none(context, f"reserving {path}"):
-            if context.rank == first:
+            if context.rank == owner:
                 _reserve(path, size, held.values(), shape[1] * dtype.itemsize)
         with all_or_none(context, f"mapping {path}"):
             with path.open("r+b") as file:
@@ -47,7 +47,7 @@ def shared_zeros(
                 mapped.madvise(mmap.MADV_RANDOM)  # read a page that is touched, and not its neighbours
             return torch.frombuffer(mapped, dtype=dtype).view(shape)
     finally:
-        if context.rank == first:
+        if context.rank == owner:
             path.unlink(missing_ok=True)
 
 

@@ -99,19 +99,15 @@ def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterat
         if missing := {"id", "row"} - kinds.keys():
             raise ConfigError(f"warm_start: {path} has no column {sorted(missing)}; give a file that export() wrote")
         if not arrow.types.is_floating(getattr(kinds["row"], "value_type", arrow.null())):
-            raise ConfigError(
-                f"warm_start: column 'row' of {path} has {kinds['row']}; give lists of floats, as export()"
-            )
+            raise ConfigError(f"warm_start: column 'row' of {path} has {kinds['row']}; give lists of floats")
         originals = file.read(columns=["id"])["id"].to_numpy()
         stored, first = store.ids(node_type).find(originals, "warm_start"), 0  # together: each search reads all ids
         are_first = np.zeros(len(originals), bool)
         are_first[np.unique(originals, return_index=True)[1]] = True
         check(are_first, "is there twice")
         for batch in file.iter_batches(AT_ONCE, columns=["row"]):
-            lengths = compute.list_value_length(batch["row"]).to_numpy(zero_copy_only=False)
-            check(
-                (lengths == dim) & batch["row"].is_valid().to_numpy(zero_copy_only=False), f"has not dim={dim} numbers"
-            )
+            lengths = compute.list_value_length(batch["row"]).to_numpy(zero_copy_only=False)  # of a null: NaN
+            check(lengths == dim, f"has not dim={dim} numbers")
             rows = batch["row"].flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), dim)
             check(np.isfinite(rows).all(axis=1), "has a number that is not finite")
             ids = stored[first : first + len(batch)]

@@ -279,7 +279,7 @@ TABLES: list[tuple[Any, Any, str]] = [
     ([5, 9], [[1.0] * 4, [1.0, None, 1.0, 1.0]], "the row of id 9 in .* has a number that is not finite"),
     ([5, 9], [[1.0] * 4, [float("inf")] * 4], "the row of id 9 in .* has a number that is not finite"),
     ([5, 5], [[1.0] * 4, [2.0] * 4], "the row of id 5 in .* is there twice"),
-    ([5, 9], [1.0, 2.0], "column 'row' of .* has double; give lists of floats, as export"),
+    ([5, 9], [1.0, 2.0], "column 'row' of .* has double; give lists of floats"),
     ([5, 9], [["a"] * 4, ["b"] * 4], "column 'row' of .* has list<.*string>; give lists of floats"),
     (["a", "b"], [[1.0] * 4] * 2, "warm_start of 'user' are"),
 ]
@@ -332,6 +332,7 @@ def test_ids_are_checked_and_rows_may_be_changed_in_place() -> None:
     for ids in (torch.tensor([0.5]), torch.tensor([True]), torch.tensor([USERS]), torch.tensor([-1])):
         with pytest.raises(ConfigError, match="ids of 'user'"):
             learned(ids)
+    assert torch.equal(learned([4, 7]), learned.rows[[4, 7]])
     rows = learned(torch.tensor([[4, 7]]))
     assert rows.shape == (1, 2, 8)
     nn.functional.relu(learned(torch.tensor([4, 7])), inplace=True).sum().backward()
@@ -350,11 +351,26 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(parquet.ParquetWriter, "write_table", full)
         with pytest.raises(StoreError, match=r"cannot be written to .*rows.parquet: No space left on device; give"):
             learned.export(path)
+        monkeypatch.setattr(embedding_module, "AT_ONCE", 10)
+        reads, read = list[int](), Embedding._read
+        patch.setattr(Embedding, "_read", lambda self, ids: reads.append(len(ids)) or read(self, ids))  # type: ignore
+        with pytest.raises(StoreError, match="No space left on device"):
+            learned.export(path)
+        assert reads == [10]  # no other host waits for the rest
     assert list(tmp_path.iterdir()) == [path]
     assert torch.equal(users(seed=1, warm_start=path).rows, users().rows)
     with pytest.raises(StoreError, match=r"learned rows cannot be written to .*/rows.parquet/no: .*give another path"):
         learned.export(path / "no")
     learned.export(tmp_path / "new" / "rows.parquet")
+
+
+def test_fixed_rows_say_so() -> None:
+    fixed = users(optimizer=None)
+    assert repr(fixed) == "Embedding(user: 403 of 8 float32, fixed)"
+    assert fixed.state_dict()["optimizer"] is None
+    fixed.load_state_dict(users().state_dict())
+    with pytest.raises(ConfigError, match="optimizer was None, and is sgd here"):
+        users(optimizer="sgd").load_state_dict(fixed.state_dict())
 
 
 def test_a_state_that_is_none_is_one_error() -> None:
@@ -429,7 +445,7 @@ def test_gradients_that_no_step_uses_are_one_error(monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         learned(ids).sum().backward()
     with pytest.raises(
-        ConfigError, match=r"gradients of 3 look-ups of 'user' take more than 64.0 B; call step\(\) after"
+        ConfigError, match=r"of 3 look-ups of 'user' take more than 64.0 B; call step\(\) .* or lower train.accumulate"
     ):
         learned(ids).sum().backward()
     learned.zero_grad()

@@ -14,6 +14,8 @@ from support.learned_workers import (
     few_gradients,
     killed,
     save_rows,
+    shop,
+    too_little_memory_on_a_rank,
 )
 from torch import Tensor
 
@@ -96,6 +98,12 @@ def test_any_number_of_ranks_learns_the_rows_of_one_process(
 @pytest.mark.parametrize("worker", [few_gradients, differing_settings, a_gradient_that_is_not_finite])
 def test_ranks_take_few_gradients_and_the_same_settings(worker: Any) -> None:
     spawn(worker, 2, device="cpu", timeout=60)
+
+
+@pytest.mark.slow
+def test_memory_that_one_rank_lacks_is_an_error_on_all(tmp_path: Path) -> None:
+    shop().save(tmp_path / "shop.store")
+    spawn(too_little_memory_on_a_rank, 2, [str(tmp_path)], device="cpu", timeout=60)
 
 
 def test_a_killed_rank_leaves_no_file_behind() -> None:
