@@ -34,15 +34,15 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
     "config": 811,
     "ops": 3704,
-    "store": 4224,
+    "store": 4225,
     "sample": 1534,
     "ranks": 1951,
     "load": 3266,
-    "nn": 2773,
+    "nn": 2872,
     "serve": 4263,
-    "train": 5012,
+    "train": 5032,
     "gpu": 2644,
-    "inference": 1220,
+    "inference": 1167,
     "ranking": 1016,
     "ingest": 6640,
     "partition": 1460,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_625, 230
+BUDGET, MOST_FILES = 47_701, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
