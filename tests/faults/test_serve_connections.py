@@ -190,7 +190,8 @@ def test_a_refused_client_keeps_its_connection() -> None:
             with pytest.raises(UnavailableError, match="no thread is free; ask again"):
                 peer.request(INFO, read_message)
             opened |= {id(one) for one in peer._open}
-        assert len(opened) == server._metrics.value(STREAMS) == 1
+        assert len(opened) == 1
+        until(lambda: server._metrics.value(STREAMS) == 1)  # the connection of the handshake may close later
 
 
 def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -> None:

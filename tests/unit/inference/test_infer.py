@@ -139,7 +139,8 @@ def test_edge_features_and_weights_give_what_the_whole_graph_gives(
         store = Store(store.schema, store.graph, store.features)
     if held == "on disk":
         store = hoploom.open(tmp_path / "store", memory=8 * 62 + 10)
-    shape = Shape(8, 2, 4, heads=2 if "gat" in kind else 1, categories={"kind": 3}, **options)
+    categories = {"kind": 3} if "kind" in options.get("edges", ()) else {}
+    shape = Shape(8, 2, 4, heads=2 if "gat" in kind else 1, categories=categories, **options)
     infer(model := GNN(kind, store.schema, shape), store, tmp_path / "out", inference=EVERYTHING)
     assert_equal_to_forward(tmp_path / "out", model, graph)
 

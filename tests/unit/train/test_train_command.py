@@ -299,7 +299,8 @@ def learned(here: Path, run_file: str, *overrides: str) -> dict[str, float]:
 @pytest.mark.parametrize(("graph", "kind"), MODELS)
 def test_every_model_finds_the_communities_of_a_graph(here: Path, graph: str, kind: str) -> None:
     run_file = template_for(here / f"{graph}.store", beside=here)[0].replace("node_type =", "# node_type =")
-    found = learned(here, run_file, f"model.name={kind}", "model.norm=true", "optimizer.lr=0.01")
+    epochs = ["train.epochs=16"] if kind == "hgt" else []  # it learns slowest
+    found = learned(here, run_file, f"model.name={kind}", "model.norm=true", "optimizer.lr=0.01", *epochs)
     assert found["accuracy"] > (0.45 if kind == "gin" else 0.65)  # of four classes; sums of neighbours learn slowest
 
 
