@@ -21,7 +21,8 @@ from report import Report
 GROUPS = {
     "libraries": ("libraries",),
     "core": ("sampling", "gathering", "loading", "small_batches", "scaling", "opening"),
-    "training": ("stepping", "aggregating", "edge_layers", "relation_layers"),
+    "training": ("stepping", "aggregating"),
+    "layers": ("edge_layers", "relation_layers"),
     "links": ("links",),
     "typed": ("typed",),
     "learned": ("learned",),
