@@ -38,7 +38,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1534,
     "ranks": 1951,
     "load": 3266,
-    "nn": 2873,
+    "nn": 2865,
     "serve": 4263,
     "train": 5032,
     "gpu": 2644,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_702, 230
+BUDGET, MOST_FILES = 47_694, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -354,7 +354,7 @@ def _probe_layer(
         edges[key] = with_fields(edges[key], empty, *model.read_of(key))
     edges = model.encode(edges)
     own = {name: rows for name, rows in x.items() if name in needed}
-    out = dict(model.close(depth, stage.propagate(z, {name: entered[name] for name in own}, edges, None), own))
+    out = dict(model.close(depth, stage.propagate(z, {name: entered[name] for name in own}, edges), own))
     computed = {name: rows.shape[1] for name, rows in out.items() if rows is not own[name]}
     kept = frozenset(out) - frozenset(computed)
     read = frozenset(key for key in keys if stage.conv(key).needs_degrees)
@@ -567,7 +567,7 @@ class LayerWise:
         own_rows = {name: self._own_rows(some) if own is None else own}
         try:
             entered = self._model.enter(depth, own_rows)
-            after = self._model.stage(depth).propagate(given, entered, edges, None)
+            after = self._model.stage(depth).propagate(given, entered, edges)
         except IndexError as error:
             raise StoreError(
                 f"in-edges of {name!r} {some.first} to {some.end - 1}: {error}; run hoploom check"

@@ -62,17 +62,10 @@ class RelationLayer(nn.Module):
         return self.conv(key).project(x)
 
     def propagate(
-        self,
-        z: Mapping[RelationName, Tensor],
-        x_dst: Rows,
-        edges: Mapping[RelationName, InEdges],
-        aggregated: Mapping[RelationName, Tensor] | None = None,
+        self, z: Mapping[RelationName, Tensor], x_dst: Rows, edges: Mapping[RelationName, InEdges]
     ) -> dict[str, Tensor]:
         """Return the output rows of the destinations by node type, without types that no relation leads to."""
-        given = aggregated or {}
-        return self._summed(
-            x_dst, edges, lambda key: self.conv(key).propagate(z[key], edges[key], x_dst[key[2]], given.get(key))
-        )
+        return self._summed(x_dst, edges, lambda key: self.conv(key).propagate(z[key], edges[key], x_dst[key[2]]))
 
     def convolve(
         self,
@@ -191,7 +184,6 @@ class HGTConv(Conv):
         z: Mapping[RelationName, Tensor],
         x_dst: Rows,
         edges: Mapping[RelationName, InEdges],
-        aggregated: object = None,
     ) -> dict[str, Tensor]:
         """Return the rows of the destinations; `z` are the sources' keys and values, which `project` returned."""
         out = {}
