@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hoploom.gpu.whole_steps import WholeStep as WholeStep
     from hoploom.inference.best_links import best as best
     from hoploom.inference.infer import infer as infer
+    from hoploom.inference.propagate import propagate as propagate
     from hoploom.ingest.formats.dgl import from_dgl as from_dgl
     from hoploom.ingest.synthetic import generate as generate
     from hoploom.load import (
@@ -55,6 +56,7 @@ _NAMES = {
     "gpu.whole_steps": "WholeStep",
     "inference.best_links": "best",
     "inference.infer": "infer",
+    "inference.propagate": "propagate",
     "ingest.formats.dgl": "from_dgl",
     "ingest.synthetic": "generate",
     "load": "HGTLoader LinkNeighborLoader NeighborLoader",

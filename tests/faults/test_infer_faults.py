@@ -109,7 +109,7 @@ def test_processes_write_together_and_fail_together(tmp_path: Path) -> None:
 def test_a_rank_without_the_context_is_told_so(ring_store: Store, tmp_path: Path, monkeypatch: Any) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"this is rank 1 of 2; give infer the context"):
+    with pytest.raises(ConfigError, match=r"this is rank 1 of 2; pass the context"):
         infer(model_of(ring_store), ring_store, tmp_path / "out")
 
 

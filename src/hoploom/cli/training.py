@@ -28,6 +28,7 @@ from hoploom.ranks import environment
 from hoploom.ranks.environment import RankInfo
 
 if TYPE_CHECKING:
+    from hoploom.inference.propagate import Norm
     from hoploom.ranks.context import Context
     from hoploom.schema import RelationName
     from hoploom.store import Store
@@ -56,8 +57,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="the output folder of a run")
+def _add_run(parser: argparse.ArgumentParser, what: str = "the output folder of a run") -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help=what)
     _add_set(parser)
     _add_processes(parser)
     text = "the checkpoint to load (default: best; last if the run had no validation)"
@@ -72,7 +73,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _infer_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_run(parser)
+    _add_run(parser, "the output folder of a run; for --propagate, a store")
     parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="where to write (default: RUN/nodes)")
     text = "embedding, output, prediction (default: embedding,prediction; for links embedding,output)"
     parser.add_argument("--columns", metavar="NAME,...", help=text)
@@ -80,6 +81,10 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node-types", metavar="NAME,...", help=text)
     text = "for links: also write the K best destinations of every source, as OUT/best-K"
     add_option(parser, "--best", read_positive, metavar="K", help=text)
+    text = "without a model: write the features of a store, propagated over 1 to K hops, as OUT/node/x_1.npy, ..."
+    add_option(parser, "--propagate", read_positive, metavar="K", help=text)
+    text = "for --propagate: gcn (both ends' degrees, self-loops) or mean of in-edges (default: gcn)"
+    parser.add_argument("--norm", choices=("gcn", "mean"), help=text)
     text = "memory of each process besides the model (default: 256MiB)"
     add_option(parser, "--memory", parse_bytes, default="256MiB", metavar="SIZE", help=text)
     add_json(parser)
@@ -185,9 +190,13 @@ def evaluate_rank(context: "Context", run_file: "RunFile", checkpoint: Path, spl
 
 
 def infer_run(arguments: Arguments) -> int:
-    """Write the outputs of a finished run for every node."""
+    """Write the outputs of a finished run for every node, or the propagated features of a store."""
     from hoploom.train.runs.run import read_finished
 
+    if arguments.propagate is not None:
+        return _propagate(arguments)
+    if arguments.norm is not None:
+        raise ConfigError("--norm is for --propagate; leave it out")
     run_file, checkpoint = read_finished(arguments.run, arguments.set, arguments.checkpoint)
     out: Path = arguments.out or run_file.output.folder / "nodes"
     options = {
@@ -237,6 +246,33 @@ def infer_rank(
             rows = {t.name: t.num_nodes for t in setup.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
             result = {"checkpoint": str(checkpoint), "out": out}
             print(json.dumps({**result, "columns": list(inference.written_of(model)), "rows": rows}), flush=True)
+
+
+def _propagate(arguments: Arguments) -> int:
+    from hoploom.train.runs.run_file import parse_run_file
+
+    needless = [f"--{name.replace('_', '-')}" for name in OF_A_MODEL if getattr(arguments, name) is not None]
+    if needless or arguments.out is None:
+        way_out = f"leave {', '.join(needless)} out" if needless else "say where to write, with -o DIR"
+        raise ConfigError(f"--propagate reads a store and no model; {way_out}")
+    run_file = parse_run_file(f"store = {json.dumps(str(arguments.run.absolute()))}", arguments.set)
+    given = (str(arguments.out), arguments.propagate, arguments.norm or "gcn", arguments.memory, arguments.json)
+    _on_ranks_of_run(arguments, run_file, propagate_rank, given)
+    return 0
+
+
+def propagate_rank(
+    context: "Context", run_file: "RunFile", out: str, hops: int, norm: "Norm", memory: int, as_object: bool
+) -> None:
+    """Write this rank's share of the propagated features. Rank 0 prints the path of the folder."""
+    from hoploom.inference.propagate import propagate
+    from hoploom.train.runs.run import open_graph
+
+    propagate(open_graph(run_file, context), out, hops, context, norm=norm, memory=memory)
+    if context.is_main:
+        print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
+        if as_object:
+            print(json.dumps({"out": out, "hops": hops, "norm": norm}), flush=True)
 
 
 def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model: Any) -> tuple["RelationName", Any]:
@@ -388,6 +424,7 @@ def _watch(arguments: Arguments) -> int:
 
 
 RUN = "hoploom.train.runs.run"
+OF_A_MODEL = ("checkpoint", "columns", "node_types", "best")
 COMMANDS = {
     "train": Command(_train_arguments, train, lambda a: f"reading {a.file}", RUN),
     "evaluate": Command(_evaluate_arguments, evaluate_run, lambda a: f"reading {a.run}", RUN),

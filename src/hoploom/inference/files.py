@@ -29,21 +29,22 @@ RESULT = "result"
 
 
 class RowFile(Closing):
-    """A file with a tensor, [count] or [count, width], that all ranks open and write to."""
+    """A file with a tensor, [count] or [count, width], that all ranks open and write to, after a header if given."""
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.path, self._shape, self._dtype = path, shape, dtype
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype, header: bytes = b"") -> None:
+        self.path, self._shape, self._dtype, self._header = path, shape, dtype, header
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._size = shape[0] * self._row_bytes
         path.touch(0o600)  # other ranks may have made it, and written to it
-        os.truncate(path, self._size)
+        os.truncate(path, len(header) + self._size)
         self._file = path.open("r+b", buffering=0)
+        self._file.write(header)  # the same bytes by all ranks
 
     def write(self, first: int, rows: Tensor) -> None:
         """Write `rows` to the file, from row number `first` on."""
         assert tuple(rows.shape[1:]) == self._shape[1:], f"rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}"
         values = rows.detach().to(self._dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
-        written, at = 0, first * self._row_bytes
+        written, at = 0, len(self._header) + first * self._row_bytes
         while written < len(values):
             written += os.pwrite(self._file.fileno(), values[written:], at + written)
 

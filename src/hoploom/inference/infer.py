@@ -109,13 +109,7 @@ def infer(
     batches; by default, rank 0 shows a bar on a terminal.
     """
     inference = inference or Inference()
-    if context is None:
-        here = environment.read_rank()
-        if here.world_size > 1:
-            raise ConfigError(
-                f"this is rank {here.rank} of {here.world_size}; give infer the context of hoploom.init()"
-            )
-        context = Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
+    context = context or alone()
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch)
     refuse_existing(target)
     module = unwrap(model)
@@ -124,7 +118,6 @@ def infer(
     columns = inference.written_of(module)
     with ExitStack() as stack:
         stack.enter_context(evaluating(module))
-        stack.enter_context(little_idle(0 if store.budget is None else store.budget.window))
         if not isinstance(module, GNN):
             loaders = _loaders(module, store, inference, columns)
         else:
@@ -137,10 +130,8 @@ def infer(
                         f"the model has outputs [{width}] for {name!r}, the task {wanted}; give the model's task"
                     )
         context.sync_buffers(module)
-        folder = stack.enter_context(shared_folder(target, scratch, context))
-        for number, learned in enumerate(store.learned):
-            stack.enter_context(learned.whole(partial(folder.rows_of_all, f"learned-{number}"), context.world_size))
-        shown = progress or stack.enter_context(_bar(context, "rows" if isinstance(module, GNN) else "batches"))
+        folder = stack.enter_context(folder_for(store, target, scratch, context))
+        shown = progress or stack.enter_context(bar_of(context, "rows" if isinstance(module, GNN) else "batches"))
         if not isinstance(module, GNN):
             results = _in_batches(module, loaders, inference.task, folder, shown)
         else:
@@ -150,6 +141,25 @@ def infer(
         _write(folder, store, results, inference, columns)
         folder.publish()
     return target
+
+
+def alone() -> Context:
+    """Return the context of a process that is no rank of a job; raise ConfigError if it is one."""
+    here = environment.read_rank()
+    if here.world_size > 1:
+        raise ConfigError(f"this is rank {here.rank} of {here.world_size}; pass the context of hoploom.init()")
+    return Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
+
+
+@contextmanager
+def folder_for(store: Store, target: Path, scratch: Path | None, context: Context) -> Iterator[SharedFolder]:
+    """Yield the folder that ranks share. Until its end, all learned rows are in its files."""
+    with ExitStack() as stack:
+        stack.enter_context(little_idle(0 if store.budget is None else store.budget.window))
+        folder = stack.enter_context(shared_folder(target, scratch, context))
+        for number, learned in enumerate(store.learned):
+            stack.enter_context(learned.whole(partial(folder.rows_of_all, f"learned-{number}"), context.world_size))
+        yield folder
 
 
 def _write(
@@ -177,7 +187,7 @@ def folder_of(node_type: str) -> str:
 
 
 @contextmanager
-def _bar(context: Context, unit: str) -> Iterator[Progress]:
+def bar_of(context: Context, unit: str) -> Iterator[Progress]:
     """Yield a function that shows the progress of rank 0's share as a bar."""
     with progress_bar(sys.stderr, 0, shown=context.is_main) as drawn:
         drawn.bar_format = f"[{{bar:20}}]  {{n:,}} of {{total:,}} {unit}  {{remaining}} left"

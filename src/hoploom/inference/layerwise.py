@@ -420,7 +420,7 @@ class LayerWise:
         self._x |= {name: file.read() for name, file in self._files.items()}
         for depth, layer in enumerate(self._plan.layers[: self._num_between]):
             z, rewritten = self._rewrite(depth)
-            compute = partial(self._computed, depth, z)
+            compute = partial(self.computed, depth, z)
             doing = f"computing layer {depth + 1}"
             files = self._pass(f"rows-{depth}", doing, layer.computed, layer.computed, compute)
             dropped = [self._files.pop(name) for name in list(self._files) if name not in layer.kept]
@@ -443,9 +443,7 @@ class LayerWise:
                     yield name, some.ids, {"embedding": self._x[name][some.span]}
                     continue
                 is_new = name in self._plan.layers[-1].computed
-                rows = (
-                    self._computed(self._num_between, self._sources, some) if is_new else {name: self._own_rows(some)}
-                )
+                rows = self.computed(self._num_between, self._sources, some) if is_new else {name: self._own_rows(some)}
                 embedding = self._own_rows(some) if is_new and not self._plan.has_head else rows[name]
                 yield name, some.ids, {"embedding": embedding, "output": self._model.finish(rows)[name]}
 
@@ -552,7 +550,7 @@ class LayerWise:
         ops.read_soon(rows)
         return rows
 
-    def _computed(self, depth: int, z: Sources, some: Slice) -> dict[str, Tensor]:
+    def computed(self, depth: int, z: Sources, some: Slice) -> dict[str, Tensor]:
         """Return the rows that layer `depth` computes for a slice's nodes, by node type; `z` are the source rows."""
         name, own = some.node_type, None
         keys = [key for key in self._plan.layers[depth].sent if key[2] == name]

@@ -267,7 +267,7 @@ class GNN(nn.Module):
                 way_out = f"name an edge field in edges=, or take 'gin'; the fields are {sorted(relation.fields)}"
                 reads = f"model {kind!r} reads edge features, and no field of edges={list(shape.edges)}"
                 raise ConfigError(f"{reads} is there of {relation.key}; {way_out}")
-        channels = {name: _width_of(schema.node_type(name), shape.hidden) for name in self.types[0]}
+        channels = {name: width_of(schema.node_type(name), shape.hidden) for name in self.types[0]}
         self._widths = channels
         self.inputs = nn.ModuleDict()
         if shape.residual:
@@ -455,7 +455,7 @@ def _check_reads(kind: str, shape: Shape) -> None:
             )
 
 
-def _width_of(node_type: NodeType, hidden: int) -> int:
+def width_of(node_type: NodeType, hidden: int) -> int:
     """Return the width of a type's features; raise ConfigError if it has none that models can read."""
     name = node_type.name
     if FEATURES not in node_type.fields:

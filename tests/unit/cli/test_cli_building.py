@@ -275,6 +275,23 @@ def test_infer_writes_a_row_for_every_node(folder: Path, told: dict[str, Any], c
     assert rows.num_rows == hoploom.open(folder / "graph.store").schema.node_types[0].num_nodes
 
 
+def test_infer_propagates_the_features_of_a_store(folder: Path, capsys: Captured) -> None:
+    store, out = str(folder / "graph.store"), str(folder / "hops")
+    command = ["infer", store, "--propagate", "2"]
+    assert main([*command, "-o", out, "--norm", "mean", "--set", "memory=1MB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": out, "hops": 2, "norm": "mean"}
+    hoploom.propagate(hoploom.open(store), folder / "hops-again", 2, norm="mean")
+    for name in ("x_1.npy", "x_2.npy"):
+        assert (folder / "hops" / "node" / name).read_bytes() == (folder / "hops-again" / "node" / name).read_bytes()
+    for words, problem in (
+        ([*command, "--best", "2", "-o", out], "reads a store and no model; leave --best out"),
+        (command, "say where to write, with -o DIR"),
+        (["infer", store, "--norm", "mean"], "--norm is for --propagate"),
+    ):
+        assert main(words) == 2
+        assert problem in capsys.readouterr().err
+
+
 def test_a_run_is_loaded_in_one_call_with_its_best_weights(folder: Path, told: dict[str, Any]) -> None:
     before = torch.get_rng_state()
     run = hoploom.load_run(told["folder"])

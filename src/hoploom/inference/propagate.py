@@ -1,0 +1,100 @@
+"""Features propagated over a whole graph, out of core: the rows that SGC and SIGN learn from, without the graph.
+
+Each hop is a layer of layer-wise inference, which has no parameters. The rows of a hop are also written to a .npy file.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from hoploom.config.values import as_int
+from hoploom.errors import ConfigError
+from hoploom.inference.files import RESULT, RowFile, refuse_existing
+from hoploom.inference.infer import LEAST_MEMORY, MEMORY, alone, bar_of, folder_for, folder_of
+from hoploom.inference.layerwise import LayerWise, Slice, Sources, plan_of
+from hoploom.nn.models import GNN, Shape, width_of
+from hoploom.ranks.context import Context
+from hoploom.schema import Schema
+from hoploom.store import Store
+from hoploom.store.format import write_npy_header
+
+Norm = Literal["gcn", "mean"]
+
+
+def propagate(
+    store: Store,
+    out: str | Path,
+    hops: int,
+    context: Context | None = None,
+    *,
+    norm: Norm = "gcn",
+    memory: int = MEMORY,
+) -> Path:
+    """Write A x, A^2 x, ... of the features x of all nodes, in float32, to out/<node type>/x_1.npy, x_2.npy, ...
+
+    >>> propagate(store, "papers.hops", 3, context)
+    >>> rows = torch.from_numpy(numpy.load("papers.hops/node/x_3.npy", mmap_mode="r"))
+
+    Rows are in the order of the store's ids. With `norm="gcn"`, A has a self-loop at every node and is divided by the
+    square roots of both ends' degrees; with "mean", A x is the mean over in-edges. The graph has one node type and one
+    relation. All ranks must call and see the same folder; each uses `memory` bytes at most besides the store.
+    """
+    as_int("hops", hops, 1, "give the number of hops, at least 1")
+    as_int("memory", memory, LEAST_MEMORY, f"give bytes, at least {LEAST_MEMORY}, e.g. 256 << 20")
+    if norm not in get_args(Norm):
+        raise ConfigError(f"norm is {norm!r}; give 'gcn' or 'mean'")
+    model, context, target = _without_parameters(store.schema, hops, norm), context or alone(), Path(out)
+    plan = plan_of(model, store.schema, None, embeds_only=False)
+    refuse_existing(target)
+    with folder_for(store, target, None, context) as folder, bar_of(context, "rows") as shown, ExitStack() as opened:
+        node_type = store.schema.node_types[0]
+        with folder.together("making files"):
+            path = folder.path / RESULT / folder_of(node_type.name)
+            path.mkdir(parents=True, exist_ok=True)
+            shape, header = (node_type.num_nodes, plan.outputs[node_type.name]), BytesIO()
+            write_npy_header(header, "float32", shape)
+            names = [path / f"x_{hop + 1}.npy" for hop in range(hops)]
+            files = [opened.enter_context(RowFile(name, shape, torch.float32, header.getvalue())) for name in names]
+        work = _Hops(model, plan, store, memory, folder, shown)
+        work.files = files
+        work.run()
+        with folder.together("writing"):
+            for _ in work.results():
+                pass
+            for file in files:
+                file.sync()
+        folder.publish()
+    return target
+
+
+class _Hops(LayerWise):
+    """Layer-wise inference that also writes what each layer computes to a file of its own."""
+
+    files: Sequence[RowFile]
+
+    def computed(self, depth: int, z: Sources, some: Slice) -> dict[str, Tensor]:
+        rows = super().computed(depth, z, some)
+        self.files[depth].write(some.first, rows[some.node_type])
+        return rows
+
+
+def _without_parameters(schema: Schema, hops: int, norm: Norm) -> GNN:
+    """Return a model whose layers only aggregate."""
+    if len(schema.node_types) != 1 or len(schema.relations) != 1:
+        found = f"{len(schema.node_types)} node types and {len(schema.relations)} relations"
+        raise ConfigError(f"features are propagated over one node type and one relation, and the store has {found}")
+    width = width_of(schema.node_types[0], 128)
+    model = GNN("gcn" if norm == "gcn" else "sage", schema, Shape(width, hops, width, act=None)).eval()
+    for depth in range(hops):
+        conv: Any = model.stage(depth).conv(schema.relations[0].key)
+        if norm == "gcn":
+            conv.lin, conv.bias = nn.Identity(), None
+        else:
+            conv.lin_l, conv.lin_r = nn.Identity(), None
+    model.dtype_of_rows = nn.Parameter(torch.empty(0), requires_grad=False)  # models compute in that of parameters
+    return model
