@@ -6,34 +6,42 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "ahead.h"
 
 namespace hoploom {
 namespace {
 
-template <typename T>
-HOPLOOM_INLINE void add(T* __restrict out, const T* __restrict row, int64_t width) {
-  for (int64_t c = 0; c < width; ++c) out[c] += row[c];
+HOPLOOM_INLINE float widened(float value) { return value; }
+HOPLOOM_INLINE double widened(double value) { return value; }
+
+template <typename T, typename In>
+HOPLOOM_INLINE void add(T* __restrict out, const In* __restrict row, int64_t width) {
+  for (int64_t c = 0; c < width; ++c) out[c] += widened(row[c]);
 }
 
-template <typename T>
-HOPLOOM_INLINE void add_scaled(T* __restrict out, const T* __restrict row, T weight, int64_t width) {
-  for (int64_t c = 0; c < width; ++c) out[c] += weight * row[c];
+template <typename T, typename In>
+HOPLOOM_INLINE void add_scaled(T* __restrict out, const In* __restrict row, T weight, int64_t width) {
+  for (int64_t c = 0; c < width; ++c) out[c] += weight * widened(row[c]);
 }
 
-template <typename T, typename Id>
-HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean,
-                              int64_t from, int64_t to, T* out) {
-  const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(T)));
+// T is the type of weights and sums. A sum of another type than the rows is rounded once, at its end.
+template <typename In, typename T, typename Id>
+HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<In>& x, const Weights<T>& weights, bool mean,
+                              int64_t from, int64_t to, In* out) {
+  const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(In)));
   const int64_t share = weights.values ? width / weights.heads : width;
+  std::vector<T> wide(std::is_same_v<In, T> ? 0 : width);
   for (int64_t i = from; i < to; ++i) {
     const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
-    T* total = out + i * width;
+    T* total = wide.data();
+    if constexpr (std::is_same_v<In, T>) total = out + i * width;
     std::fill_n(total, width, T(0));
     for (int64_t e = begin; e < end; ++e) {
       request_entry(lists, x, e + ahead);
-      const T* row = x.values + int64_t(lists.rows[e]) * x.stride;
+      const In* row = x.values + int64_t(lists.rows[e]) * x.stride;
       if (!weights.values) {
         add(total, row, width);
         continue;
@@ -45,6 +53,8 @@ HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<T>& x, con
       const T scale = T(1) / T(end - begin);
       for (int64_t c = 0; c < width; ++c) total[c] *= scale;
     }
+    if constexpr (!std::is_same_v<In, T>)
+      for (int64_t c = 0; c < width; ++c) out[i * width + c] = rounded(total[c]);
   }
 }
 
@@ -134,11 +144,12 @@ void check_lists(const RowLists<Id>& lists, int64_t num_rows) {
   if (outside) throw std::out_of_range("an edge's place is out of range");
 }
 
-template <typename T, typename Id>
-void sum_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, int threads,
-              T* out) {
-  in_shares(lists.indptr, lists.num_lists, threads, x.width,
-            [&](int64_t from, int64_t to) { run_fastest<sum_range<T, Id>>(lists, x, weights, mean, from, to, out); });
+template <typename In, typename T, typename Id>
+void sum_rows(const RowLists<Id>& lists, const Matrix<In>& x, const Weights<T>& weights, bool mean, int threads,
+              In* out) {
+  in_shares(lists.indptr, lists.num_lists, threads, x.width, [&](int64_t from, int64_t to) {
+    run_fastest<sum_range<In, T, Id>>(lists, x, weights, mean, from, to, out);
+  });
 }
 
 template <typename T, typename Id>
@@ -199,6 +210,8 @@ HOPLOOM_INSTANCES(float, int64_t)
 HOPLOOM_INSTANCES(double, int32_t)
 HOPLOOM_INSTANCES(double, int64_t)
 #undef HOPLOOM_INSTANCES
+template void sum_rows(const RowLists<int32_t>&, const Matrix<Bfloat16>&, const Weights<float>&, bool, int, Bfloat16*);
+template void sum_rows(const RowLists<int64_t>&, const Matrix<Bfloat16>&, const Weights<float>&, bool, int, Bfloat16*);
 #define HOPLOOM_INSTANCES(T)                                                        \
   template void softmax_lists(const int64_t*, int64_t, int64_t, const T*, int, T*); \
   template void softmax_lists_backward(const int64_t*, int64_t, int64_t, const T*, const T*, int, T*);

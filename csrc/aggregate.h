@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "bfloat16.h"
+
 namespace hoploom {
 
 // Entry k of list i is row `rows[indptr[i] + k]` of a matrix.
@@ -33,9 +35,11 @@ void check_indptr(const int64_t* indptr, int64_t num_lists, int64_t num_entries)
 template <typename Id>
 void check_lists(const RowLists<Id>& lists, int64_t num_rows);
 
-// out[i] = sum over list i of weight * row; divided by the list's length if `mean`. An empty list gives zeros.
-template <typename T, typename Id>
-void sum_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, bool mean, int threads, T* out);
+// out[i] = sum over list i of weight * row; divided by the list's length if `mean`. An empty list gives zeros. Rows of
+// Bfloat16 are summed as floats.
+template <typename In, typename T, typename Id>
+void sum_rows(const RowLists<Id>& lists, const Matrix<In>& x, const Weights<T>& weights, bool mean, int threads,
+              In* out);
 
 // out[i] = maximum per column, zero for an empty list. winners: the index of the entry that has it, the first of
 // equal ones, -1 for an empty list.

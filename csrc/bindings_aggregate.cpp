@@ -8,25 +8,32 @@
 namespace hoploom {
 namespace {
 
-template <typename T, typename Id>
-void bind_aggregation(nb::module_& m) {
+// Stored is In's type in Python, which has no bfloat16: its bits come as int16_t.
+template <typename In, typename T, typename Id, typename Stored = In>
+void bind_sums(nb::module_& m) {
   m.def(
       "sum_rows",
-      [](Array<int64_t> indptr, Array<Id> rows, Optional<int64_t> places, Strided<T> x,
-         std::optional<Rows<const T>> weights, bool mean, int threads, Rows<T> out) {
+      [](Array<int64_t> indptr, Array<Id> rows, Optional<int64_t> places, Strided<Stored> x,
+         std::optional<Rows<const T>> weights, bool mean, int threads, Rows<Stored> out) {
         const auto lists = lists_of(indptr, rows, places, int64_t(x.shape(0)));
         require(int64_t(out.shape(0)) == lists.num_lists && out.shape(1) == x.shape(1), "the output has another shape");
         require(!weights || (weights->shape(0) == rows.shape(0) && weights->shape(1) > 0 &&
                              x.shape(1) % weights->shape(1) == 0),
                 "one weight per edge and head is needed");
+        const auto [values, num_rows, width, stride] = matrix_of(x);
         nb::gil_scoped_release release;
-        sum_rows(lists, matrix_of(x),
+        sum_rows(lists, Matrix<In>{reinterpret_cast<const In*>(values), num_rows, width, stride},
                  weights ? Weights<T>{weights->data(), int64_t(weights->shape(1))} : Weights<T>{nullptr, 1}, mean,
-                 threads, out.data());
+                 threads, reinterpret_cast<In*>(out.data()));
       },
       nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("places").noconvert().none(),
       nb::arg("x").noconvert(), nb::arg("weights").noconvert().none(), "mean"_a, "threads"_a,
       nb::arg("out").noconvert());
+}
+
+template <typename T, typename Id>
+void bind_aggregation(nb::module_& m) {
+  bind_sums<T, T, Id>(m);
   m.def(
       "max_rows",
       [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, int threads, Rows<T> out, Rows<int32_t> winners) {
@@ -175,6 +182,8 @@ void bind_aggregates(nb::module_& m) {
   bind_aggregation<float, int64_t>(m);
   bind_aggregation<double, int32_t>(m);
   bind_aggregation<double, int64_t>(m);
+  bind_sums<Bfloat16, float, int32_t, int16_t>(m);
+  bind_sums<Bfloat16, float, int64_t, int16_t>(m);
   bind_softmax<float>(m);
   bind_softmax<double>(m);
   bind_learned_rows<float>(m);

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "processor.h"
+#include "bfloat16.h"
 
 namespace hoploom {
 namespace {
@@ -15,11 +15,6 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kAheadBytes = 9600;
 
 HOPLOOM_INLINE float widened(float value) { return value; }
-
-struct Bfloat16 {
-  uint16_t bits;
-};
-HOPLOOM_INLINE float widened(Bfloat16 value) { return std::bit_cast<float>(uint32_t(value.bits) << 16); }
 
 // Shifts exponent and fraction into place and corrects the bias by 2^112, also for subnormals.
 struct Float16 {

@@ -1,6 +1,7 @@
 // Sums, maxima, dot products and softmax over lists against plain loops, and the ranges of lists threads take.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 
 #include "../order.h"
 #include "../threads.h"
@@ -149,6 +150,13 @@ TEST(the_mean_on_a_ring_is_the_middle_of_its_neighbors) {
   const auto means = sums_of(lists, x, {}, true, 1);
   for (size_t v = 0; v < 8; ++v) CHECK_EQUAL(means[v], float(v) + 1.5f);
   CHECK_EQUAL(maxima_of(lists, x, 1).winners, (std::vector<int32_t>{1, 1, 1, 1, 1, 1, 1, 1, 0, 1}));
+}
+
+TEST(a_float_becomes_the_nearest_bfloat16_and_the_even_one_of_two) {
+  const auto after = [](uint32_t bits) { return rounded(std::bit_cast<float>(bits)).bits; };
+  CHECK(after(0x3f800000) == 0x3f80 && after(0x3f808000) == 0x3f80 && after(0x3f808001) == 0x3f81);
+  CHECK(after(0x3f818000) == 0x3f82 && after(0xbf818000) == 0xbf82 && after(0x7f7fffff) == 0x7f80);
+  CHECK(after(0x7f800000) == 0x7f80 && after(0xff800000) == 0xff80 && after(0x7f800001) == 0x7fc0);
 }
 
 TEST(a_maximum_below_zero_or_not_a_number_is_kept) {

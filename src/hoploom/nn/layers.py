@@ -289,10 +289,10 @@ def check_counts(**counts: int | None) -> None:
 
 
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
-    """Return out + linear(x). With neither a bias nor autocast, add in place: this saves a pass over new memory."""
-    if linear.bias is not None or torch.is_autocast_enabled(x.device.type):
+    """Return out + linear(x). Without a bias, add in place: this saves a pass over new memory."""
+    if linear.bias is not None:
         return out + linear(x)  # type: ignore[no-any-return]
-    added: Tensor = out.addmm_(x, linear.weight.t())
+    added: Tensor = out.addmm_(x.to(out.dtype), linear.weight.t().to(out.dtype))  # the dtype that autocast chose
     return added
 
 

@@ -4,9 +4,10 @@ Grouping takes one pass if edges are sorted by destination, like those of our lo
 are sorted again unless a loader has noted that they are sorted (`note_grouped`). The host never waits for values on a
 GPU: output shapes depend on input shapes only, so edge arrays may be longer than the number of edges.
 
-No tensor of messages is made: the core (CPU) or kernels (GPU) add up rows directly. The core needs half-precision rows
-converted to float32 in memory; kernels convert them after reading. Results do not depend on the number of threads, nor
-on the order in which a device runs its programs. Second derivatives are not supported.
+No tensor of messages is made: the core (CPU) or kernels (GPU) add up rows directly. Half-precision rows are summed in
+float32; kernels convert them after reading, and so does the core for sums of bfloat16. For its other reductions, they
+are converted in memory first. Results do not depend on the number of threads, nor on the order in which a device runs
+its programs. Second derivatives are not supported.
 """
 
 from collections.abc import Mapping
@@ -323,7 +324,9 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
     the order of `edges`, multiply the rows. With "softmax" they are scores; a softmax per destination gives weights.
     """
     _check(x, edges, reduce, weights)
-    values = _native(x.flatten(1))
+    values = x.flatten(1)
+    if reduce == "max" or x.dtype not in _reductions(x).SUMMED:
+        values = _native(values)
     if reduce == "max" and weights is not None:  # the one case with a tensor of messages
         heads = weights.shape[1] if weights.dim() == 2 else 1
         messages = add_ends(values, None, edges).view(edges.num_edges, heads, values.shape[1] // heads)
@@ -417,7 +420,7 @@ class _Sum(Function):
             grad_x = _spread(grad, edges, weights, share)
         if ctx.needs_input_grad[1]:
             grad_weights = _reductions(x).dot_rows(
-                edges.indptr, edges.sources, edges.destinations, x, grad, weights.shape[1]
+                edges.indptr, edges.sources, edges.destinations, _native(x), _native(grad), weights.shape[1]
             )
             if share is not None:
                 grad_weights *= share[edges.destinations].unsqueeze(1)

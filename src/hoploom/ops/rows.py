@@ -138,6 +138,7 @@ def scatter_rows(rows: Tensor, places: Tensor, out: Tensor) -> None:
 # --- over lists ----------------------------------------------------------------------------------
 
 NATIVE = (torch.float32, torch.float64)  # what the core reduces; callers convert half precision first
+SUMMED = (*NATIVE, torch.bfloat16)  # what sum_rows takes
 
 
 def sum_rows(
@@ -150,7 +151,7 @@ def sum_rows(
     at = None if places is None else places[:length].numpy()
     given = None if weights is None else weights[:length].detach().contiguous().numpy()
     lists = (indptr.numpy(), entries.numpy(), at)
-    _core.sum_rows(*lists, _matrix(x), given, mean, torch.get_num_threads(), out.numpy())
+    _core.sum_rows(*lists, _matrix(x), given, mean, torch.get_num_threads(), _array(out))
     return out
 
 
@@ -200,7 +201,7 @@ def _matrix(tensor: Tensor) -> Any:
     """Return the tensor as a NumPy matrix for the core; copy it only if the values of a row are not contiguous."""
     if tensor.shape[1] > 1 and tensor.stride(1) != 1:
         tensor = tensor.contiguous()
-    return tensor.detach().numpy()
+    return _array(tensor.detach())
 
 
 def keep_best(scores: Tensor, first: int, known: tuple[Tensor, Tensor] | None, best: Tensor, ids: Tensor) -> None:

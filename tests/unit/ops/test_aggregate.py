@@ -114,6 +114,25 @@ def test_narrow_floats_come_back_as_they_went_in(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), exact, atol=1e-2 if dtype != torch.float32 else 1e-6, rtol=1e-2)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("reduce", "heads"), [case for case in CASES if case[0] != "max"])
+def test_sums_of_bfloat16_are_sums_of_float32_that_are_rounded_once(reduce: str, heads: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    edges, start = InEdges.of(edge_index_of(900, 600, 9000), 900, 600), torch.randn(900, 2, 24).bfloat16()
+    start[0], start[1, 0, :3] = 1e38, torch.tensor([math.inf, -math.inf, math.nan])
+    weights = torch.linspace(-1, 1, 9000 * heads).view(-1, heads) if heads else None
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        x = start[:, 0].to(dtype).requires_grad_()  # rows with gaps between them
+        own = None if weights is None else weights.clone().requires_grad_()
+        out = ops.aggregate(x, edges, reduce, own)
+        out.backward(torch.randn(600, 24, generator=torch.Generator().manual_seed(1)).bfloat16().to(dtype))
+        found.append([out.bfloat16(), x.grad.bfloat16(), torch.zeros(1) if own is None else own.grad])
+    for narrow, wide in zip(*found, strict=True):
+        assert torch.equal(narrow.nan_to_num(7), wide.nan_to_num(7))
+        assert torch.equal(narrow.isinf(), wide.isinf())
+
+
 def test_rows_may_lie_apart_and_have_heads() -> None:
     edges, wide = InEdges.of(edge_index_of(10, 5, 30), 10, 5), torch.randn(10, 20)
     torch.testing.assert_close(ops.aggregate(wide[:, :8], edges), ops.aggregate(wide[:, :8].contiguous(), edges))

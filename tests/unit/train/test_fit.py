@@ -95,7 +95,9 @@ def test_half_precision_learns_in_full_precision_parameters(precision: str) -> N
     outcome = run(learner, 4, precision=precision, clip_norm=10.0)
     assert dtypes == {{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]}
     assert {parameter.dtype for parameter in learner.model.parameters()} == {torch.float32}
+    full = run(learner_of(), 4, clip_norm=10.0)
     assert outcome.history[-1]["train_loss"] < 0.8 * outcome.history[0]["train_loss"]
+    assert outcome.history[-1]["train_loss"] == pytest.approx(full.history[-1]["train_loss"], rel=0.03)
 
 
 def test_gradients_are_clipped_after_the_scale_of_half_precision_is_taken_off() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hoploom.ops.kernels import reduce
 from hoploom.ops.kernels.launch import blocks_of, launch
 
-NATIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NATIVE = SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 THREADS = 128  # per program: four warps, Triton's default
 LOAD_BYTES = 16  # that a thread reads at once if addresses allow it
 ROW_BYTES = 512  # most bytes of a row that a program reads: one read of a warp
