@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Arguments = argparse.Namespace
 NONE = "none"
-STYLES = {"bold": 1, "dim": 2, "red": 31}
+STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32}
 Read = Callable[[str, str], Any]  # (flag, text) -> value; ConfigError names the flag
 # name -> (module, help, group): only the module of the given command is imported.
 COMMANDS = {

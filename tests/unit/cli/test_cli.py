@@ -189,6 +189,12 @@ def test_colours_are_for_terminals_and_for_those_who_ask() -> None:
     assert not wants_colour(True, {"TERM": "dumb"})
 
 
+def test_check_says_in_green_that_a_store_is_intact(folder: Path, capsys: Captured, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["check", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("\033[32mok\033[0m: ")
+
+
 def test_info_shows_types_fields_splits_and_parts(folder: Path, capsys: Captured) -> None:
     store = hoploom.open(folder)
     assert main(["info", str(folder)]) == 0
