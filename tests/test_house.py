@@ -34,13 +34,13 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
     "config": 811,
     "ops": 3708,
-    "store": 4225,
+    "store": 4224,
     "sample": 1534,
     "ranks": 1951,
     "load": 3266,
     "nn": 2865,
     "serve": 4263,
-    "train": 5032,
+    "train": 5014,
     "gpu": 2644,
     "inference": 1167,
     "ranking": 1016,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_698, 230
+BUDGET, MOST_FILES = 47_679, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

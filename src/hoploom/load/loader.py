@@ -442,7 +442,7 @@ class Loader:
         position = Position(*(as_int(f"the state's {name}", state.get(name), 0, way_out) for name in names))
         if position.num_seeds > order.num_seeds:
             raise ConfigError(f"the state's position {position} is outside of an epoch of {order.num_seeds} seeds")
-        if position.step and state.get("layout", 0) != order.at_epoch(position.epoch).layout:
+        if position.step and state.get("layout") != order.at_epoch(position.epoch).layout:
             raise ConfigError(
                 f"the state is from the middle of epoch {position.epoch}, {order.layout_hint}, or go on with "
                 f"set_epoch({position.epoch + 1})"

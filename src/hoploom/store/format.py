@@ -32,7 +32,7 @@ FORMAT, VERSION = "hoploom-store", 1
 ID_LIMIT = 2**31
 STORE_FILE = "store.json"
 MOST_BYTES = 256 << 20  # of store.json
-LATER_KEYS = ("reverse",)  # of store.json, missing in stores of earlier versions
+OPTIONAL_KEYS = ("reverse",)  # of store.json
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
 PARSING = threading.Lock()  # the parser of Python 3.11 counts its depth wrongly if threads parse at the same time
@@ -205,7 +205,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     """Return a JSON value as the type `kind`, or raise ValueError; integers must be >= 0. `name` is for messages."""
     if is_dataclass(kind) and isinstance(value, Mapping):
         hints = _hints(kind)  # type: ignore[arg-type]
-        missing = [key for key in hints if key not in value and key not in LATER_KEYS]
+        missing = [key for key in hints if key not in value and key not in OPTIONAL_KEYS]
         if missing:
             raise ValueError(f"{missing[0]!r} is missing")
         return kind(**{key: _read(hint, value.get(key), key) for key, hint in hints.items()})  # type: ignore[operator]

@@ -38,7 +38,6 @@ MINUTES = 5.0  # between two checkpoints
 PIECE = 1 << 24  # bytes of learned rows whose checksum is computed at once
 COST = 0.01  # the largest share of the time that writing checkpoints may take
 MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
-SAVED_KINDS = {"TrainingProgress": "Standing"}  # classes that have another name in checkpoints
 DEPTH_LIMIT = 64  # the deepest nesting of a state that can be saved
 DTYPES = {"BOOL": torch.bool, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 DTYPES |= {"U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64}
@@ -250,8 +249,7 @@ def _unwrapped(part: Any) -> Any:
 
 def _kind(part: Any) -> str:
     """Return a part's class name for `restore` to compare; empty for a model, because its parameters are compared."""
-    name = type(part).__name__
-    return "" if isinstance(part, nn.Module) else SAVED_KINDS.get(name, name)
+    return "" if isinstance(part, nn.Module) else type(part).__name__
 
 
 def _check_model(path: Path, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -98,14 +98,14 @@ class TrainingProgress:
     best_epoch: int | None = None
     stale: int = 0  # epochs since the best
     history: list[dict[str, float]] = field(default_factory=list)
-    first_loss: float | None = None  # of the first step; checkpoints of earlier versions do not have it
+    first_loss: float | None = None  # of the first step
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in asdict(self):
-            setattr(self, name, state.get(name) if name == "first_loss" else state[name])
+            setattr(self, name, state[name])
 
     def ending(self, training: Training) -> Ending | None:
         """Return how training ends if it ends before the next step; None if there is a next step."""

@@ -162,16 +162,6 @@ def test_inside_an_epoch_another_layout_is_refused_with_the_way_out(rings: Path,
     assert fresh.state_dict()["epoch"] == 1
 
 
-def test_a_state_of_an_older_version_is_read(rings: Path) -> None:
-    loader = hoploom.NeighborLoader(rings, [2, 2], batch_size=10, shuffle=True)
-    next(iter(loader))
-    state = loader.state_dict()
-    del state["layout"]
-    fresh = hoploom.NeighborLoader(rings, [2, 2], batch_size=10, shuffle=True)
-    fresh.load_state_dict(state)
-    assert fresh.state_dict()["step"] == 1
-
-
 def test_where_every_rank_holds_all_locality_changes_nothing(rings: Path) -> None:
     plain = list(_loader(rings, 1, locality=False))
     assert_same_batches(plain, _loader(rings, 1, locality=True))

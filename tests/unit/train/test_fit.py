@@ -301,11 +301,6 @@ def test_the_first_loss_is_that_of_the_run_also_after_a_resume(tmp_path: Path) -
     with pytest.warns(UserWarning, match="over 1,000 times"):
         run(learner, 2)
     assert learner.progress.first_loss == first
-    older = {name: value for name, value in learner.progress.state_dict().items() if name != "first_loss"}
-    learner = learner_of()
-    learner.progress.load_state_dict(older)  # of an earlier version
-    assert learner.progress.first_loss is None
-    assert learner.progress.epoch == 2
 
 
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:

@@ -314,18 +314,3 @@ def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) ->
     for read, own in ((read_run_file, run), (read_graph, graph), (read_cluster, cluster)):
         for path in said.keys() - {own}:
             assert_raises(ConfigError, said[path], read, path)
-
-
-@pytest.mark.parametrize(
-    ("section", "default", "other", "way_out"),
-    [
-        ("[cluster]", 'exchange = "servers"', 'exchange = "collective"', "servers send remote rows; leave it out"),
-        ("", "verify = false", "verify = true", "`hoploom check` reads a store before a run; leave it out"),
-        ("[output]", "tensorboard = true", "tensorboard = false", r"write loggers = \[\] instead"),
-    ],
-)
-def test_a_run_folder_of_an_earlier_version_is_still_read(section: str, default: str, other: str, way_out: str) -> None:
-    before = f'store = "s"\n{section}\n'
-    assert parse_run_file(before + default) == parse_run_file(before)
-    with pytest.raises(ConfigError, match=rf"^run.toml:3: \S*{other.split()[0]} is gone: {way_out}"):
-        parse_run_file(before + other)

@@ -9,7 +9,7 @@ Before the ranks start, `check_run` looks for conflicts with the number of proce
 # ruff: noqa: RUF009  (key() is dataclasses.field)
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -390,14 +390,6 @@ MAY_CHANGE |= {name for name in FIELDS if name.startswith(("cluster.", "placemen
 MAY_CHANGE -= {"cluster.locality"}
 MAY_CHANGE -= {"train.precision", "train.accumulate", "train.clip_norm", "train.monitor"}
 
-FORMER_KEYS = {  # of earlier versions: the default, which may be in an old run.toml, and what to do instead
-    "cluster.exchange": ("servers", "servers send remote rows; leave it out"),
-    "verify": (False, "`hoploom check` reads a store before a run; leave it out"),
-    "output.tensorboard": (True, "write loggers = [] instead"),
-    "placement.dtype": (None, "build the store with float16 features"),
-    "task.reverse": (None, "all relations that lead back lose the reverse of held-out links; leave it out"),
-}
-
 Values = Mapping[str, Any]  # of all keys, by full name
 Problems = Iterator[tuple[str, str]]  # a key, and a message on its conflict with other keys
 
@@ -424,15 +416,7 @@ def parse_run_file(
 
 
 def _run_file(document: Document) -> RunFile:
-    parsed, where = dict(document.parsed), document.where
-    for former, (default, way_out) in FORMER_KEYS.items():
-        *path, last = former.split(".")
-        if last in (table := document.table(tuple(path))):
-            if table[last] != default:
-                raise document.problem(former, f"{former} is gone: {way_out}")
-            kept = {other: value for other, value in table.items() if other != last}
-            parsed = {**parsed, path[0]: kept} if path else kept
-            document = replace(document, parsed=parsed)
+    where = document.where
     served = "cluster.servers" in where or bool(environment.read_launch_settings().servers)
     values = document.top(optional=("store",) if served else ())  # servers can make the batches
     sections = {section: owner for section, owner in HEADINGS.items() if section}
