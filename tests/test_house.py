@@ -33,7 +33,7 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
     "config": 811,
-    "ops": 3708,
+    "ops": 3656,
     "store": 4224,
     "sample": 1534,
     "ranks": 1951,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_679, 230
+BUDGET, MOST_FILES = 47_627, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
