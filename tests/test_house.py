@@ -34,24 +34,24 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
     "config": 811,
     "ops": 3656,
-    "store": 4224,
+    "store": 4225,
     "sample": 1534,
     "ranks": 1951,
     "load": 3266,
     "nn": 2865,
     "serve": 4263,
-    "train": 5014,
+    "train": 5011,
     "gpu": 2644,
     "inference": 1167,
     "ranking": 1016,
-    "ingest": 6640,
+    "ingest": 6636,
     "partition": 1460,
     "scale": 970,
     "deploy": 2514,
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_627, 230
+BUDGET, MOST_FILES = 47_621, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -26,7 +26,7 @@ from hoploom.nn import GNN
 from hoploom.nn.models import KINDS
 from hoploom.ranks.agreement import difference_of
 from hoploom.ranks.context import Context, gather_json, unwrap
-from hoploom.system import StopRequests
+from hoploom.system import Closing, StopRequests
 from hoploom.train.batch_adapter import adapted, check_outputs, without_ddp
 from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.journal import Journal, machine_of
@@ -340,7 +340,7 @@ def progress_bar(stream: TextIO, total: int, *, shown: bool, initial: int = 0, r
     )
 
 
-class ProgressLine:
+class ProgressLine(Closing):
     """A display of steps and epochs on a stream; silent unless `shown`, which is set on one rank only."""
 
     def __init__(
@@ -414,10 +414,7 @@ class ProgressLine:
         except (OSError, ValueError):  # the terminal is gone; training continues
             self._shown = False
 
-    def __enter__(self) -> "ProgressLine":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._bar.close()
 
 

@@ -4,7 +4,7 @@ Memory holds one chunk; errors name the row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -58,11 +58,10 @@ class Count:
 
 @dataclass(frozen=True)
 class EdgeSource:
-    """The edges of a relation: sources and destinations in one table [n, 2] or in two tables [n], and edge fields."""
+    """The edges of a relation: sources and destinations in one table [n, 2] or in two tables [n]."""
 
     tables: Sequence[RowSource]  # of the ends
     count: Count
-    fields: Mapping[str, RowSource] = field(default_factory=dict)
     both_ways: bool = False  # every edge is followed by its inverse, loops too
 
 
@@ -142,7 +141,7 @@ def flat(table: RowSource) -> RowSource:
     raise DataError(f"{table.name} has rows of shape {table.field.shape}; give one value each")
 
 
-def labels(table: RowSource, num_classes: int | None) -> RowSource:
+def labels(table: RowSource, num_classes: int) -> RowSource:
     """Return labels as int64. Unknown labels (NaN or -1) become -1; other values that are no class raise DataError."""
     plain = flat(table)
 
@@ -151,7 +150,7 @@ def labels(table: RowSource, num_classes: int | None) -> RowSource:
         for rows in plain.chunks():
             missing = torch.isnan(rows) | (rows == UNLABELLED)
             known = torch.where(missing, 0, rows)
-            check_values(known, 1 << 53 if num_classes is None else num_classes, table.name, first, "label")
+            check_values(known, num_classes, table.name, first, "label")
             found = known.to(torch.int64)
             if not torch.equal(found.to(known.dtype), known):
                 index = int(torch.nonzero(found.to(known.dtype) != known)[0])
@@ -186,22 +185,19 @@ def edge_stream(key: RelationName, ends: EdgeSource, sizes: tuple[int, int], rul
         if table.field.shape != ((2,) if len(ends.tables) == 1 else ()):
             shape = table.field.shape
             raise DataError(f"{table.name} has rows of shape {shape}; an edge has a source and a destination")
-    fields = {name: table.field for name, table in ends.fields.items()}
-    return EdgeStream(key, fields, lambda: _edge_rows(ends, sizes), rule)
+    return EdgeStream(key, {}, lambda: _edge_rows(ends, sizes), rule)
 
 
 def _edge_rows(ends: EdgeSource, sizes: tuple[int, int]) -> Iterator[EdgeRows]:
-    for first, rows in in_step([*ends.tables, *ends.fields.values()], ends.count):
+    for first, rows in in_step(ends.tables, ends.count):
         pair = (rows[0][:, 0], rows[0][:, 1]) if len(ends.tables) == 1 else (rows[0], rows[1])
         check_values(pair[0], sizes[0], ends.tables[0].name, first, "source")
         check_values(pair[1], sizes[1], ends.tables[-1].name, first, "destination")
-        fields = dict(zip(ends.fields, rows[len(ends.tables) :], strict=True))
         sources, destinations = (ids.to(torch.int64).contiguous() for ids in pair)
         if ends.both_ways:
-            fields = {name: rows.repeat_interleave(2, dim=0) for name, rows in fields.items()}
             pairs = torch.stack([sources, destinations], 1)
             sources, destinations = pairs.view(-1), pairs.flip(1).reshape(-1)
-        yield EdgeRows(sources, destinations, fields)
+        yield EdgeRows(sources, destinations, {})
 
 
 def write_graph(
