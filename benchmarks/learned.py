@@ -204,7 +204,7 @@ def our_links(links: Tensor, kinds: Tensor, num_nodes: int, folder: str | None =
 
     def step(batch: Any) -> None:
         optimizer.zero_grad()
-        task.losses(task.outputs(model, batch), task.targets(batch)).mean().backward()
+        task.batch_losses(model, batch).mean().backward()
         optimizer.step()
         learned.step()
 

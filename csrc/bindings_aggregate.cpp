@@ -3,6 +3,7 @@
 #include "best.h"
 #include "bindings_lists.h"
 #include "learned.h"
+#include "shared_softmax.h"
 #include "tables.h"
 
 namespace hoploom {
@@ -134,6 +135,22 @@ void keep_best_rows(Rows<const float> scores, int64_t first, Optional<int64_t> i
             threads, best.data(), ids.data());
 }
 
+void choose_among_shared(Rows<const float> queries, Rows<const float> truths, Rows<const float> candidates,
+                         float temperature, Optional<float> weights, int threads, Output<float> losses,
+                         Rows<float> to_queries, Rows<float> to_truths, Rows<float> to_candidates) {
+  const auto same = [](const auto& a, const auto& b) { return a.shape(0) == b.shape(0) && a.shape(1) == b.shape(1); };
+  require(same(queries, truths) && queries.shape(1) == candidates.shape(1), "one true row per query is needed");
+  require(candidates.shape(0) > 0 && candidates.shape(1) > 0, "candidates are needed");
+  require(losses.shape(0) == queries.shape(0) && (!weights || weights->shape(0) == queries.shape(0)),
+          "one loss and weight per query is needed");
+  require(same(to_queries, queries) && same(to_truths, truths) && same(to_candidates, candidates),
+          "the gradient has another shape");
+  nb::gil_scoped_release release;
+  shared_softmax({queries.data(), truths.data(), candidates.data(), int64_t(queries.shape(0)),
+                  int64_t(candidates.shape(0)), int64_t(queries.shape(1)), temperature, pointer(weights)},
+                 threads, losses.data(), {to_queries.data(), to_truths.data(), to_candidates.data()});
+}
+
 template <typename T>
 void bind_learned_rows(nb::module_& m) {
   m.def(
@@ -193,6 +210,10 @@ void bind_aggregates(nb::module_& m) {
         nb::arg("indptr").noconvert(), "mean"_a, nb::arg("out").noconvert());
   m.def("keep_best", &keep_best_rows, nb::arg("scores").noconvert(), "first"_a, nb::arg("indptr").noconvert().none(),
         nb::arg("known").noconvert().none(), "threads"_a, nb::arg("best").noconvert(), nb::arg("ids").noconvert());
+  m.def("shared_softmax", &choose_among_shared, nb::arg("queries").noconvert(), nb::arg("truths").noconvert(),
+        nb::arg("candidates").noconvert(), "temperature"_a, nb::arg("weights").noconvert().none(), "threads"_a,
+        nb::arg("losses").noconvert(), nb::arg("to_queries").noconvert(), nb::arg("to_truths").noconvert(),
+        nb::arg("to_candidates").noconvert());
 }
 
 }  // namespace hoploom

@@ -1,5 +1,6 @@
 // Compiles a function twice, for every processor and for those with AVX2, and chooses at the call. Done by hand,
 // because the compilers' own way (target_clones) needs a linker feature that clang on musl, among others, lacks.
+// Matrix products are compiled for AVX-512, too.
 #pragma once
 #include <cstdint>
 
@@ -7,6 +8,7 @@
 
 #if defined(__x86_64__)
 #define HOPLOOM_AVX2 __attribute__((target("avx2,bmi,bmi2,fma,popcnt")))
+#define HOPLOOM_AVX512 __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,bmi,bmi2,fma,popcnt")))
 #endif
 
 namespace hoploom {
@@ -28,6 +30,17 @@ inline bool has_avx2() {
 
 template <auto kernel, typename... Args>
 HOPLOOM_AVX2 void run_with_avx2(Args&... args) {
+  kernel(args...);
+}
+
+inline bool has_avx512() {
+  static const bool has = has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  return has;
+}
+
+template <auto kernel, typename... Args>
+HOPLOOM_AVX512 void run_with_avx512(Args&... args) {
   kernel(args...);
 }
 

@@ -33,14 +33,14 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 775,
     "config": 811,
-    "ops": 3656,
+    "ops": 3705,
     "store": 4225,
     "sample": 1534,
     "ranks": 1951,
     "load": 3266,
     "nn": 2865,
     "serve": 4263,
-    "train": 5011,
+    "train": 5036,
     "gpu": 2644,
     "inference": 1167,
     "ranking": 1016,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_621, 230
+BUDGET, MOST_FILES = 47_695, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -281,6 +281,18 @@ def keep_best(
     best: NDArray[Any],
     ids: NDArray[Any],
 ) -> None: ...
+def shared_softmax(
+    queries: NDArray[Any],
+    truths: NDArray[Any],
+    candidates: NDArray[Any],
+    temperature: float,
+    weights: NDArray[Any] | None,
+    threads: int,
+    losses: NDArray[Any],
+    to_queries: NDArray[Any],
+    to_truths: NDArray[Any],
+    to_candidates: NDArray[Any],
+) -> None: ...
 def draw_rows(rows: NDArray[Any], ids: NDArray[Any], key: int, normal: bool, spread: float, threads: int) -> None: ...
 def look_up_rows(rows: NDArray[Any], ids: NDArray[Any], threads: int, out: NDArray[Any]) -> None: ...
 def update_rows(

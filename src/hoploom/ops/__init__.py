@@ -69,6 +69,7 @@ from hoploom.ops.sample import permute as permute
 from hoploom.ops.sample import sample as sample
 from hoploom.ops.sample import stitch as stitch
 from hoploom.ops.sample import widen_picks as widen_picks
+from hoploom.ops.shared_softmax import shared_softmax as shared_softmax
 
 # The names imported above; modules are names here, too.
 __all__ = sorted(name for name, of in globals().items() if name[0] != "_" and not isinstance(of, types.ModuleType))

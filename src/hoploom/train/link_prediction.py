@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
+from hoploom import ops
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.load.maker import LinkMaker, NodeMaker
-from hoploom.nn.decoders import Decoder, Dot
+from hoploom.nn.decoders import Decoder, Dot, is_product
 from hoploom.ranking.losses import binary_loss, in_batch, read_loss
 from hoploom.ranking.scored_links import (
     ScoredLinks,
@@ -131,7 +132,10 @@ class LinkPrediction(MonitoredTask):
         return replace(self, log_q=log_q, bound_to=BoundLinks(context, weights, values.get("features")))
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        links, takes_links = links_of_batch(batch, self.needs_candidates), getattr(model, "takes_links", False)
+        return self._outputs(model, batch, links_of_batch(batch, self.needs_candidates))
+
+    def _outputs(self, model: nn.Module, batch: Batch, links: ScoredLinks) -> Tensor:
+        takes_links = getattr(model, "takes_links", False)
         links = links.spread() if takes_links else links
         is_there = links.ends[1] >= 0  # a candidate of -1 is none
         links = links._replace(ends=links.ends.clamp(min=0))
@@ -169,6 +173,24 @@ class LinkPrediction(MonitoredTask):
         if links.width == 0:
             return self._in_batch(rows, links, batch, model)
         return rows.masked_fill(~is_there.view(-1, width), -torch.inf)
+
+    def batch_losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of every row of a batch, [n]: `losses` of its `outputs` and `targets`, or faster.
+
+        A softmax over joint candidates never has their scores in memory, if these are products of float32 on a CPU.
+        """
+        links, takes_links = links_of_batch(batch, self.needs_candidates), getattr(model, "takes_links", False)
+        if self.loss != "softmax" or links.shared is None or takes_links or self.features is not None:
+            return self.losses(self._outputs(model, batch, links), self.targets(batch))
+        z, decoder = model(batch), decoder_of(model)
+        of_source, of_destination = (z[name] if isinstance(z, Mapping) else z for name in links.types)
+        is_native = of_source.device.type == "cpu" and of_source.dtype == of_destination.dtype == torch.float32
+        if is_native and is_product(decoder):
+            query = decoder.query(links.source_rows(of_source), links.relations)
+            true, others = (of_destination.index_select(0, ids) for ids in (links.ends[1], links.shared))
+            return ops.shared_softmax(query, true, others, self.temperature or 1.0)
+        found = decoded_scores(decoder, links, of_source, of_destination)
+        return self.losses(found.view(-1, links.width or 1), self.targets(batch))
 
     def _of_all_ranks(self, rows: Tensor, model: nn.Module) -> Tensor:
         """Return the rows of this rank's links, then those of the other ranks if all are candidates in training."""

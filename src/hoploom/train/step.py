@@ -29,6 +29,7 @@ from hoploom.ranks.context import Context
 from hoploom.system import StopRequests
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.checkpoint import MINUTES, Checkpoint, Stateful, last_good, learned_parts
+from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.tasks import Mode, Task
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -377,9 +378,11 @@ class Stepper:
     def _losses(self, batch: Batch) -> Tensor:
         device = self._context.device
         batch = batch if device.type == "cpu" else batch.to(device, non_blocking=True)
-        task, targets = self._learner.task, self._learner.task.targets(batch)
+        task = self._learner.task
         with mixed(self._training.precision, device):
-            return task.losses(task.outputs(self._model, batch), targets)
+            if isinstance(task, LinkPrediction):
+                return task.batch_losses(self._model, batch)
+            return task.losses(task.outputs(self._model, batch), task.targets(batch))
 
     def _agree(
         self, loss_sums: Sequence[_HostScalar], rows: int, requests: StopRequests, *, is_due: bool

@@ -1,5 +1,6 @@
 """Links against candidates: a loader's triplets, or all destinations of a batch; any loss and metric of ranks."""
 
+import copy
 import math
 from functools import partial
 from itertools import combinations
@@ -375,3 +376,25 @@ def test_weights_need_edges_and_a_loss_of_single_links() -> None:
         task(weight="stars")
     with pytest.raises(ConfigError, match="across_ranks is for losses of candidates"):
         LinkPrediction(across_ranks=True)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "dtype"),
+    [(None, torch.float32), (DistMult(4, 3), torch.float32), (Distance(), torch.float32), (None, torch.bfloat16)],
+    ids=["dot", "distmult", "distance", "half"],
+)
+@pytest.mark.parametrize("temperature", [None, 0.5])
+def test_losses_of_a_batch_are_those_of_its_outputs(
+    decoder: Decoder | None, dtype: torch.dtype, temperature: float | None
+) -> None:
+    options = {"neg_sampling": NegativeSampling("triplet", 70), "candidates": "joint"}
+    batch, found = next(iter(loader(**options, edge_label=torch.arange(500) % 3))), []
+    judge = LinkPrediction(loss="softmax", metrics=["mrr"], temperature=temperature)
+    model = Ids().to(dtype)
+    model.decoder = decoder
+    for losses in (judge.batch_losses, lambda *given: judge.losses(judge.outputs(*given), judge.targets(batch))):
+        own = copy.deepcopy(model)
+        of_links = losses(adapted(own), batch)
+        (of_links * torch.arange(40)).sum().backward()
+        found.append([of_links, *(parameter.grad for parameter in own.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
