@@ -187,6 +187,28 @@ def aggregate_features(features: Tensor, edges: InEdges, reduce: ops.Reduce) -> 
     return ops.aggregate(features, edges.own_rows, reduce, edges.weights)
 
 
+class _WithOwn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+        ctx.own = slice(first, first + count)
+        return rows.view_as(rows), rows[ctx.own]
+
+    @staticmethod
+    def backward(ctx: Any, of_all: Tensor, of_own: Tensor) -> tuple[Tensor, None, None]:
+        # In place only if no other node of the graph has this tensor; torch 2.6 cannot tell.
+        if getattr(of_all, "_use_count", lambda: 2)() > 1 or not of_all.is_contiguous():
+            of_all = of_all.clone(memory_format=torch.contiguous_format)
+        of_all[ctx.own] += of_own
+        return of_all, None, None
+
+
+def with_own(rows: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return all rows, and `count` of them from `first` on, whose gradient then takes no pass over all rows."""
+    if torch.compiler.is_compiling():
+        return rows, rows[first : first + count]
+    return _WithOwn.apply(rows, first, count)  # type: ignore[no-untyped-call, no-any-return]
+
+
 class Conv(nn.Module):
     """The base class of convolutions. Implement `propagate`; override `project` to change rows before aggregation."""
 
@@ -239,7 +261,7 @@ class Conv(nn.Module):
                 )
             edges = with_features(edges, edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
         if x_dst is None:
-            x_dst = x[edges.first : edges.first + edges.num_destinations]
+            x, x_dst = with_own(x, edges.first, edges.num_destinations)
         return self.convolve(x, edges, x_dst, aggregated)
 
     def convolve(self, x: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:

@@ -33,6 +33,7 @@ from hoploom.nn.layers import (
     by_type,
     eager,
     views_of,
+    with_own,
 )
 from hoploom.nn.pna import PNAConv
 from hoploom.nn.relational import RelationLayer, Rows, hgt_without_unused, module_name
@@ -215,23 +216,6 @@ KINDS: dict[str, Kind] = {
 
 NEUTRAL = {"act_first": False, "act_kwargs": None, "norm_kwargs": None}  # PyG's defaults: accepted, without effect
 WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...)"
-
-
-class _Split(torch.autograd.Function):
-    """Rows, and the first of them, whose gradient is added in place to that of all rows.
-
-    So all rows go only to what returns a gradient of its own memory: a linear layer or `ops.aggregate`.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        ctx.count = count
-        return rows.view_as(rows), rows[:count]
-
-    @staticmethod
-    def backward(ctx: Any, of_all: Tensor, of_first: Tensor) -> tuple[Tensor, None]:
-        of_all[: ctx.count] += of_first
-        return of_all, None
 
 
 class GNN(nn.Module):
@@ -494,8 +478,8 @@ def _is_fit(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _split(x: Rows, counts: Mapping[str, int]) -> tuple[Rows, Rows]:
-    """Return all rows, and the first `counts` of each type, whose gradients then cost no pass over all."""
-    split = {name: _Split.apply(rows, counts[name]) for name, rows in x.items()}  # type: ignore[no-untyped-call]
+    """Return all rows, and the first `counts` of each type."""
+    split = {name: with_own(rows, 0, counts[name]) for name, rows in x.items()}
     return {name: both[0] for name, both in split.items()}, {name: both[1] for name, both in split.items()}
 
 

@@ -30,6 +30,7 @@ from hoploom.nn.layers import (
     group,
     plus_bias,
     refuse_weights,
+    with_own,
 )
 from hoploom.ops import InEdges
 from hoploom.schema import RelationName
@@ -150,8 +151,11 @@ class HGTConv(Conv):
         counts = {name: x.shape[0] for name, x in x_dict.items()} | {
             key[2]: e.num_destinations for key, e in edges.items()
         }
-        x_dst = {name: x[: counts[name]] for name, x in x_dict.items() if name in self.destinations}
-        return self.convolve({key[0]: x_dict[key[0]] for key in edges}, x_dst, edges)
+        x, x_dst = dict(x_dict), dict[str, Tensor]()
+        for name in x_dict:
+            if name in self.destinations:
+                x[name], x_dst[name] = with_own(x_dict[name], 0, counts[name])
+        return self.convolve({key[0]: x[key[0]] for key in edges}, x_dst, edges)
 
     def conv(self, key: RelationName) -> Conv:
         """Return the layer of a relation: one layer has all."""

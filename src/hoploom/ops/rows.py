@@ -56,7 +56,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool = False) -
     if pinned:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     size = math.prod(shape) * dtype.itemsize
-    return tensor_of(_core.Buffer(size), dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+    # a view would keep its base, and torch adds gradients in place only to tensors that share their memory with none
+    return tensor_of(_core.Buffer(size), dtype).resize_(shape) if size else torch.empty(shape, dtype=dtype)
 
 
 def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ from torch_geometric.utils import scatter
 import hoploom.nn as hnn
 from hoploom import ConfigError, DataError, HoploomError, NeighborLoader
 from hoploom.nn import views_of
+from hoploom.nn.layers import with_own
 from hoploom.ops import InEdges
 
 K = 3  # edge features
@@ -362,3 +363,17 @@ def test_mixed_precision_and_no_edges_at_all(name: str) -> None:
     assert ((mixed.float() - exact).norm() / exact.norm()).item() < 0.05
     assert conv(x, edge_index[:, :0], edge_attr=edge_attr[:0]).isfinite().all()
     assert conv(x[:0], edge_index[:, :0], edge_attr=edge_attr[:0]).shape == (0, exact.shape[1])
+
+
+def test_the_gradient_of_the_destinations_rows_joins_that_of_all_rows_but_no_other() -> None:
+    """The gradient of `shifts` is the tensor that all rows of x get, too."""
+
+    def gradients(split: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        x, table = (torch.randn(5, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        shifts = table * 2
+        every, own = split(x, 1, 2)
+        loss = (every + shifts).square().sum() + every.sum() * 0 + (3 * own).sum()
+        return torch.autograd.grad(loss, [x, table])
+
+    torch.testing.assert_close(gradients(with_own), gradients(lambda x, first, count: (x, x[first : first + count])))

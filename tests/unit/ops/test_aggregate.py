@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,21 @@ def test_sums_of_bfloat16_are_sums_of_float32_that_are_rounded_once(reduce: str,
     for narrow, wide in zip(*found, strict=True):
         assert torch.equal(narrow.nan_to_num(7), wide.nan_to_num(7))
         assert torch.equal(narrow.isinf(), wide.isinf())
+
+
+def test_torch_adds_other_gradients_in_place_to_that_of_an_aggregate(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, sum_rows = list[int](), rows.sum_rows
+
+    def noted(*arguments: Any) -> Tensor:
+        out = sum_rows(*arguments)
+        made.append(out.data_ptr())
+        return out
+
+    monkeypatch.setattr(rows, "sum_rows", noted)
+    x = torch.randn(4, 3, requires_grad=True)
+    (x.sin().sum() + ops.aggregate(x, InEdges.of(torch.tensor([[0, 1, 3], [0, 0, 1]]), 4, 2), "sum").sum()).backward()
+    assert x.grad is not None
+    assert x.grad.data_ptr() == made[1]
 
 
 def test_rows_may_lie_apart_and_have_heads() -> None:
