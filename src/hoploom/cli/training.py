@@ -28,7 +28,7 @@ from hoploom.ranks import environment
 from hoploom.ranks.environment import RankInfo
 
 if TYPE_CHECKING:
-    from hoploom.inference.propagate import Norm
+    from hoploom.inference.propagate import MatrixNorm
     from hoploom.ranks.context import Context
     from hoploom.schema import RelationName
     from hoploom.store import Store
@@ -262,7 +262,7 @@ def _propagate(arguments: Arguments) -> int:
 
 
 def propagate_rank(
-    context: "Context", run_file: "RunFile", out: str, hops: int, norm: "Norm", memory: int, as_object: bool
+    context: "Context", run_file: "RunFile", out: str, hops: int, norm: "MatrixNorm", memory: int, as_object: bool
 ) -> None:
     """Write this rank's share of the propagated features. Rank 0 prints the path of the folder."""
     from hoploom.inference.propagate import propagate

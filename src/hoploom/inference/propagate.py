@@ -23,7 +23,7 @@ from hoploom.schema import Schema
 from hoploom.store import Store
 from hoploom.store.format import write_npy_header
 
-Norm = Literal["gcn", "mean"]
+MatrixNorm = Literal["gcn", "mean"]
 
 
 def propagate(
@@ -32,7 +32,7 @@ def propagate(
     hops: int,
     context: Context | None = None,
     *,
-    norm: Norm = "gcn",
+    norm: MatrixNorm = "gcn",
     memory: int = MEMORY,
 ) -> Path:
     """Write A x, A^2 x, ... of the features x of all nodes, in float32, to out/<node type>/x_1.npy, x_2.npy, ...
@@ -46,7 +46,7 @@ def propagate(
     """
     as_int("hops", hops, 1, "give the number of hops, at least 1")
     as_int("memory", memory, LEAST_MEMORY, f"give bytes, at least {LEAST_MEMORY}, e.g. 256 << 20")
-    if norm not in get_args(Norm):
+    if norm not in get_args(MatrixNorm):
         raise ConfigError(f"norm is {norm!r}; give 'gcn' or 'mean'")
     model, context, target = _without_parameters(store.schema, hops, norm), context or alone(), Path(out)
     plan = plan_of(model, store.schema, None, embeds_only=False)
@@ -83,7 +83,7 @@ class _Hops(LayerWise):
         return rows
 
 
-def _without_parameters(schema: Schema, hops: int, norm: Norm) -> GNN:
+def _without_parameters(schema: Schema, hops: int, norm: MatrixNorm) -> GNN:
     """Return a model whose layers only aggregate."""
     if len(schema.node_types) != 1 or len(schema.relations) != 1:
         found = f"{len(schema.node_types)} node types and {len(schema.relations)} relations"

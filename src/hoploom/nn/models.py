@@ -18,6 +18,7 @@ from hoploom import ops
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.nn.attention import GATConv, GATv2Conv
+from hoploom.nn.batch_norm import BatchNorms, Shares, shares_of
 from hoploom.nn.edge_fields import edge_fields
 from hoploom.nn.layers import (
     Aggr,
@@ -51,6 +52,7 @@ from hoploom.schema import (
 )
 
 Act = str | Callable[[Tensor], Tensor] | None  # an activation by name or as a function; None: no activation
+Norm = Literal["layer", "batch"] | bool | None
 Jumping = Literal["last", "cat", "max"]  # how jumping knowledge joins the layers' rows
 OTHER_ACT = "name one of torch.nn's activations, or give a module or None"
 
@@ -64,7 +66,7 @@ class Shape:
     out: int
     dropout: float = 0.0
     heads: int = 1  # attention only
-    norm: bool | None = False  # a layer norm before each convolution's input
+    norm: Norm = False  # of each convolution's input: True or "layer" is a layer norm, "batch" a batch norm
     residual: bool = False  # layers add to their input; a linear layer at both ends
     aggr: Aggr = "mean"  # of "sage", "rsage" and "rgcn"; "sum" for edge weights that sum to one
     act: Act = "relu"  # between layers, by PyG's names; residual models use GELU
@@ -91,8 +93,9 @@ class Shape:
             raise ConfigError(f"dropout is {self.dropout}; give a share from 0 to 1")
         if self.jk not in (None, *get_args(Jumping)):
             raise ConfigError(f"jk is {self.jk!r}; give 'last', 'cat' or 'max', or take PyG's model for another")
-        if not isinstance(self.norm, bool | None):
-            raise ConfigError(f"norm is {self.norm!r}; give True, a layer norm before each convolution, or PyG's model")
+        if not isinstance(self.norm, bool | None) and self.norm not in ("layer", "batch"):
+            way_out = "before each convolution, or take PyG's model for another"
+            raise ConfigError(f"norm is {self.norm!r}; give 'layer' (or True) or 'batch', {way_out}")
         if self.residual and (self.jk is not None or self.act != "relu"):
             given = f"act={self.act!r}" if self.jk is None else f"jk={self.jk!r}"
             raise ConfigError(
@@ -261,7 +264,8 @@ class GNN(nn.Module):
         self.norms = nn.ModuleList()
         for depth in range(shape.num_layers):
             normed = channels if shape.norm else {}
-            self.norms.append(nn.ModuleDict({module_name(name): nn.LayerNorm(count) for name, count in normed.items()}))
+            layer_norms = {module_name(name): nn.LayerNorm(count) for name, count in normed.items()}
+            self.norms.append(BatchNorms(normed) if shape.norm == "batch" else nn.ModuleDict(layer_norms))
             channels = self._add_layer(KINDS[kind], channels, depth)
         self.act = activation(shape.act)
         check_activation(shape.act, self.act, shape.hidden)
@@ -344,10 +348,10 @@ class GNN(nn.Module):
     def forward(self, batch: Data | HeteroData) -> Any:
         """Return one row per seed (for a whole graph, per node): [n, out], or a dict of such tensors by node type."""
         views, given, aggregated = self._read(batch)
-        x = self.prepare(given)
+        x, shares = self.prepare(given), self._shares(batch, views)
         for depth, view in enumerate(views):
             stage = self.stage(depth)
-            entered, own = _split(self.enter(depth, x), view.num_destinations)
+            entered, own = _split(self.enter(depth, x, shares[depth]), view.num_destinations)
             rows = stage.convolve(entered, own, view.edges, aggregated)
             x = self.close(depth, rows, _heads_of(x, view.num_destinations))
             aggregated = None
@@ -372,6 +376,15 @@ class GNN(nn.Module):
                 raise ConfigError(f"the batch has no x of {name!r}, which the model reads; {way_out}")
         return views, x, by_relation(batch, "aggregated")
 
+    @eager
+    def _shares(self, batch: Data | HeteroData, views: Sequence[LayerView]) -> Sequence[Shares]:
+        """Return how much each node counts in the batch norm of each layer if several ranks train; else nothing."""
+        norms = self.norms[0]
+        if not isinstance(norms, BatchNorms) or norms.context is None or not self.training or by_type(batch, "batch"):
+            return [{}] * len(views)  # a batch of trees, each with nodes of its own
+        n_id = {name: ids for name, ids in by_type(batch, "n_id").items() if name in norms.types}
+        return shares_of(n_id, [view.num_sources for view in views], norms.context)
+
     def prepare(self, x: Rows) -> dict[str, Tensor]:
         """Return the input rows by node type, made from the features `x`."""
         dtype = next(self.parameters()).dtype
@@ -391,11 +404,13 @@ class GNN(nn.Module):
         """Return the convolutions of layer `depth`, counted from 0 at the input."""
         return self.layers[depth]  # type: ignore[return-value]
 
-    def enter(self, depth: int, x: Rows) -> Rows:
+    def enter(self, depth: int, x: Rows, shares: Shares | None = None) -> Rows:
         """Return the input of a layer's convolutions: the last layer's columns of x, normalised if there are norms."""
         if self.shape.jk is not None and depth:
             x = {name: rows[:, -self.shape.hidden :] for name, rows in x.items()}
         norms: Any = self.norms[depth]
+        if isinstance(norms, BatchNorms):
+            return norms.normed(x, shares or {})
         return {name: norms[module_name(name)](rows) for name, rows in x.items()} if norms else x
 
     def close(self, depth: int, rows: Rows, own: Rows) -> dict[str, Tensor]:
@@ -504,7 +519,7 @@ class GraphSAGE(GNN):
         dropout: float = 0.0,
         act: Act = "relu",
         *,
-        norm: bool | None = False,
+        norm: Norm = False,
         jk: Jumping | None = None,
         residual: bool = False,
         heads: int = 1,

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from datetime import timedelta
 from functools import partial
 from numbers import Integral
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -143,6 +143,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model if held is None else unwrap(held)
 
 
+class OverRanks:
+    """Base class of modules that compute over the rows of all ranks in training."""
+
+    context: "Context | None" = None  # set by `Context.wrap` if there are several ranks
+
+
 class Context:
     """One rank of a job: its number, its device, and the calls that all ranks make together. Made by `init`."""
 
@@ -186,6 +192,9 @@ class Context:
         if self.is_main and (is_bounded or self.world_size > 1) and not environment.is_quiet():
             print(f"hoploom: {self}", file=sys.stderr, flush=True)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # copies of a model are on the same rank
+
     def __repr__(self) -> str:
         threads = f"torch threads {torch.get_num_threads()}{' (OMP_NUM_THREADS)' * environment.names_threads()}"
         return f"rank {self.rank} of {self.world_size} on {self.device}: cores {self.num_cores}, {threads}"
@@ -218,6 +227,9 @@ class Context:
                     f"rank {self.rank} has a model of other parameters, or in another order, than rank {rank}; build "
                     "it alike on all ranks (a loop over a set has another order in every process)"
                 )
+        for module in model.modules():
+            if isinstance(module, OverRanks):
+                module.context = self
         devices = [self.device] if self.device.type == "cuda" else None
         with self.guard("wrapping the model"):
             wrapped = DistributedDataParallel(model, device_ids=devices, find_unused_parameters=find_unused_parameters)
@@ -506,32 +518,6 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def _tensor_of(sent: Tensor, like: Tensor) -> Tensor:
     return sent.view(like.dtype).reshape(like.shape).to(like.device)
-
-
-def rows_of_all_ranks(rows: Tensor, context: Context) -> Tensor:
-    """Return the rows of this rank, then those of the others, in the order of ranks. Numbers of rows may differ.
-
-    Gradients are those of a rank's rows, summed over all ranks. All pass through host memory, as in other shared calls.
-    """
-    counts = [int(count) for count in context.gather(torch.tensor(rows.shape[0]))]
-    found: Tensor = _Gathered.apply(rows, counts, context)  # type: ignore[no-untyped-call]
-    of_ranks = list(torch.split(found, counts))
-    own = of_ranks.pop(context.rank)
-    return torch.cat([own, *of_ranks])
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], context: Context) -> Tensor:
-        ctx.counts, ctx.context = counts, context
-        padded = rows.new_zeros(max(counts), *rows.shape[1:])
-        padded[: rows.shape[0]] = rows
-        return torch.cat([found[:count] for found, count in zip(context.gather(padded), counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        own = torch.split(ctx.context.sum(gradient), ctx.counts)[ctx.context.rank]
-        return own.to(gradient.dtype), None, None
 
 
 class Ranks(Protocol):

@@ -24,7 +24,8 @@ from hoploom.ranking.scored_links import (
     no_candidates,
     values_of_links,
 )
-from hoploom.ranks.context import Context, rows_of_all_ranks, unwrap
+from hoploom.ranks.context import Context, unwrap
+from hoploom.ranks.differentiable import rows_of_all_ranks
 from hoploom.schema import check_ids
 from hoploom.train.tasks import MonitoredTask, NodeTask, Task, binary_losses, check_tensor, collection, full_precision
 

@@ -37,7 +37,7 @@ from hoploom.config.values import as_toml
 from hoploom.errors import ConfigError
 from hoploom.gpu.placement import read_features, read_topology
 from hoploom.nn.decoders import DECODERS
-from hoploom.nn.models import KINDS
+from hoploom.nn.models import KINDS, Norm
 from hoploom.ops import RowRule
 from hoploom.ranking.losses import LOSSES
 from hoploom.ranks import environment
@@ -150,7 +150,9 @@ class ModelSection:
     layers: int | None = key(None, "number of layers: one per fanout", rules.whole(1), example=2, only=BUILT_IN)
     dropout: float = key(0.0, "share of the hidden values that are dropped in training", rules.SHARE, only=BUILT_IN)
     heads: int = key(4, "number of attention heads", rules.whole(1), only=ATTENTION)
-    norm: bool = key(False, "layer norm before every layer", rules.FLAG, only=BUILT_IN)
+    norm: Norm = key(
+        False, 'layer norm before every layer; "batch": batch norm over all processes', rules.NORM, only=BUILT_IN
+    )
     residual: bool = key(
         False, "residual connections, between a linear first and last layer", rules.FLAG, only=BUILT_IN
     )
@@ -534,6 +536,7 @@ def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
         in (placement.topology, placement.features),
         "are for the built-in models": model.factory is not None,
         "are for tasks on nodes": run_file.task.kind == LINKS,
+        "have no batch norm; take model.norm = true": model.norm == "batch",
         "read no fields of edges; leave model.edges and model.weights out": bool(model.edges or model.weights),
         "do not go with loader.temporal": run_file.loader.temporal is not None,
         'do not go with train.precision = "fp16"; take "bf16"': run_file.train.precision == "fp16",
