@@ -91,9 +91,9 @@ def typed_loader() -> Iterator[Peer | None]:
 
 
 @contextmanager
-def layers() -> Iterator[Peer | None]:
-    """PyG's layers with pyg-lib, or None where no venv can import them."""
-    with _first_that_starts("edge_layers_peer.py") as peer:
+def layers(library: str) -> Iterator[Peer | None]:
+    """The layers of PyG with pyg-lib or of DGL, or None where no venv can import them."""
+    with _first_that_starts("edge_layers_peer.py", library) as peer:
         yield peer
 
 
