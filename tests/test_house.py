@@ -31,17 +31,17 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 775,
+    "": 780,
     "config": 811,
-    "ops": 3705,
+    "ops": 3791,
     "store": 4225,
     "sample": 1534,
     "ranks": 1951,
     "load": 3266,
-    "nn": 2865,
+    "nn": 2887,
     "serve": 4263,
-    "train": 5036,
-    "gpu": 2644,
+    "train": 5038,
+    "gpu": 2669,
     "inference": 1167,
     "ranking": 1016,
     "ingest": 6636,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_695, 230
+BUDGET, MOST_FILES = 47_835, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

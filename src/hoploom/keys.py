@@ -11,6 +11,11 @@ def mix(state: int, value: int) -> int:
     return z ^ (z >> 31)
 
 
+def as_int64(word: int) -> int:
+    """Return the number that has the bits of a 64-bit word as int64, the dtype of keys in tensors."""
+    return word - MASK - 1 if word >> 63 else word
+
+
 def epoch_key(seed: int, epoch: int) -> int:
     """Return the key of the permutation of the seeds in an epoch."""
     return mix(mix(0, seed), epoch)

@@ -58,10 +58,22 @@ def items(embedding: Embedding, context: Context, **options: Any) -> hoploom.Nei
 
 
 def trained(
-    context: Context, *, num_parts: int = 1, num_workers: int = 1, threads: int = 1, late: bool = False, **options: Any
+    context: Context,
+    *,
+    num_parts: int = 1,
+    num_workers: int = 1,
+    threads: int = 1,
+    late: bool = False,
+    placed: bool = False,
+    **options: Any,
 ) -> Embedding:
-    """Take some steps of two epochs, with `threads` threads for updates. `late`: the last rank updates late."""
-    embedding = Embedding(shop(num_parts), "user", context=context, **({"dim": 8, "lr": 0.1} | options))
+    """Take some steps of two epochs, with `threads` threads for updates. `late`: the last rank updates late.
+
+    `placed`: the features are in the memory that Triton's interpreter takes for a device's.
+    """
+    store = hoploom.place(shop(num_parts), features="cpu") if placed else shop(num_parts)
+    embedding = Embedding(store, "user", context=context, **({"dim": 8, "lr": 0.1} | options))
+    assert embedding._is_on_device == (placed and context.world_size == 1)
     torch.manual_seed(1)
     model = context.wrap(GNN("rsage", embedding.store.schema, Shape(8, 2, 3), out_types=["item"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -33,6 +33,7 @@ from hoploom.gpu.capacity import (
 )
 from hoploom.gpu.device_hops import DeviceBuffers, fault_of, make_buffers, make_maps, sample_on_device, sampled_of
 from hoploom.gpu.placed_store import PlacedStore
+from hoploom.keys import as_int64
 from hoploom.load.assemble import Arriving, Assembler, is_there, note_edges
 from hoploom.load.loader import local_producer
 from hoploom.load.look_ahead import LookAhead
@@ -105,7 +106,7 @@ class DeviceSampling:
         """Copy the key and the seeds to the device, and enqueue the kernels of all hops; does not wait."""
         seeds, key = self._maker.start(share), share.key
         self._grow(seeds)
-        staged = self._pool.stage((torch.tensor(key - (1 << 64) if key >> 63 else key), seeds))
+        staged = self._pool.stage((torch.tensor(as_int64(key)), seeds))
         with self._pool.side_stream():
             block = staged.block.to(self._pool.device, non_blocking=True)
             with self._lock:

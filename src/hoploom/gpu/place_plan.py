@@ -24,7 +24,7 @@ from hoploom.config.values import as_bytes
 from hoploom.errors import ConfigError, StoreError
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu.host_memory import HostMemory, shared_name
-from hoploom.gpu.placed_store import Lease, PlacedStore, Placement
+from hoploom.gpu.placed_store import Lease, PlacedStore, Placement, free_memory, left_to_training
 from hoploom.ops import EdgeLists
 from hoploom.ops.deadline import BUSY, DEADLINE, idle
 from hoploom.ops.kernels.gather import Segments
@@ -33,10 +33,8 @@ from hoploom.ranks.context import Ranks, gather_json
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store import Store
 from hoploom.store.base import Part, Wanted, covers
-from hoploom.system import boot_id, memory_limit
+from hoploom.system import boot_id
 
-LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,
-FREE_SHARE = 4  # and a quarter of what is free
 ROUNDING = 1e-6  # added to a number of rows, so that a share of 0.29 of 100 rows is 29
 PIECE = 64 << 20  # bytes copied at once
 ALIGNED = 256  # offsets of tensors in a block are multiples of 256 bytes
@@ -249,7 +247,7 @@ def plan_placement(
         columns.append(FieldColumn(owner, name, field, store.parts, tuple(counts)))
     free, num_ranks = free_memory_of_ranks(device, among)
     memory = f"{as_bytes(free)} free" + (f" for each of {num_ranks} ranks" if num_ranks > 1 else "")
-    left = min(free, max(LEAST_FREE, free // FREE_SHARE))
+    left = left_to_training(free)
     budget, topology_bytes = free - left, sum(block.num_bytes for block in relations)
     chosen = ""
     if "auto" in (topology, features):
@@ -268,11 +266,6 @@ def plan_placement(
     unwritten = [block.num_bytes for name, block in plan.files.items() if not (hostmemory.FOLDER / name).exists()]
     hostmemory.check_fits(sum(unwritten))
     return plan
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on the device; on the CPU, those that this process may use."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory_limit()
 
 
 def device_key(device: torch.device) -> str:
@@ -379,7 +372,8 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
         num_bytes = [column.block(ids).num_bytes for ids in (hot, rest)]
         share = counts[0] / max(1, column.num_rows)
         report.append(Placement(f"{column.name} of {owner}", column.field.dtype, where, share, *num_bytes))
-    return PlacedStore(store.schema, device, lists, fields, store.features, tuple(report), lease, plan.chosen)
+    decided = plan.share, plan.chosen
+    return PlacedStore(store.schema, device, lists, fields, store.features, tuple(report), lease, *decided)
 
 
 def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:

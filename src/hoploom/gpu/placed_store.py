@@ -19,6 +19,20 @@ from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store.base import FeatureStore, Triple, Wanted
+from hoploom.system import memory_limit
+
+LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,
+FREE_SHARE = 4  # and a quarter of what is free
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on the device; on the CPU, those that this process may use."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else memory_limit()
+
+
+def left_to_training(free: int) -> int:
+    """Return the bytes of free device memory that "auto" leaves to training."""
+    return min(free, max(LEAST_FREE, free // FREE_SHARE))
 
 
 @dataclass
@@ -82,6 +96,7 @@ class PlacedStore:
     host: FeatureStore  # for fields that are not placed
     report: tuple[Placement, ...]
     lease: Lease
+    share: float = 0.0  # of the feature rows that are in device memory
     chosen: str = ""  # with "auto": a line for the report about the free memory that decided
 
     @property
@@ -129,6 +144,21 @@ class PlacedStore:
         if faults is None and bool(noted):  # the one wait
             self._refuse_ids(wanted, sizes)
         return rows
+
+    def device_for(self, num_bytes: int, taken: str) -> torch.device | None:
+        """Return the device if more rows belong there: if all features are, and there is memory. Else return None.
+
+        Without "auto", raise ConfigError if there is none; `taken` begins the message.
+        """
+        if self.share < 1:
+            return None
+        free = free_memory(self.device)
+        if num_bytes <= free - (left_to_training(free) if self.chosen else 0):
+            return self.device
+        if self.chosen:
+            return None
+        left = f"{as_bytes(num_bytes)} of {self.device}, which has {as_bytes(free)} free"
+        raise ConfigError(f"{taken} {left}; place the store with features='auto' or features='host'")
 
     def empty(self, owner: TypeKey, name: str, count: int) -> Tensor:
         """Return an uninitialised tensor on the device for `count` rows of a field."""

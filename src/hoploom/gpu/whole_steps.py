@@ -24,6 +24,7 @@ from hoploom.errors import ConfigError, TrainError
 from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, plan_hops, probe, sizes_of_probes, used_capacity
 from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
+from hoploom.keys import as_int64
 from hoploom.load.assemble import IN_DEGREE, Batch
 from hoploom.load.loader import EpochSteps
 from hoploom.load.maker import NodeMaker
@@ -39,7 +40,6 @@ from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, StepRes
 from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from
-SIGN, WORD = 1 << 63, 1 << 64
 STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' address a multiple of 16
 
 
@@ -76,7 +76,7 @@ class FixedBatch:
         self._whole.placed.lease.check()  # a replay would read memory that is gone
         self._whole.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
         stream, size = self._whole.fill_stream, self._whole.batch_size
-        self._sent[0] = key - WORD if key >= SIGN else key
+        self._sent[0] = as_int64(key)
         self._sent[STAGED : STAGED + size] = self._whole.maker.nodes[indices]
         self._sent[STAGED + size :] = indices
         stream.wait_for(self.learned)

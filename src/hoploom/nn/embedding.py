@@ -3,7 +3,8 @@
 The rows of a type are divided over the ranks by id. The ranks of a host map the same memory, which holds the rows of
 these ranks, so a look-up is a copy. On several hosts, all ranks look rows up together, and the owners send those of
 other hosts. In `step`, each gradient goes to the rank that owns its row. This rank adds up all gradients of a row, in
-the order of ranks and look-ups, and changes the row once.
+the order of ranks and look-ups, and changes the row once. If the graph's features are on a GPU, a single process keeps
+rows there, too.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from hoploom.errors import ConfigError, TrainError
 from hoploom.nn.row_memory import shared_zeros
 from hoploom.nn.row_tables import AT_ONCE, read_row_table, write_rows
 from hoploom.ops import RowRule, RowStep
+from hoploom.ops.device_rows import update_device_rows
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, all_or_none, gather_json, init
 from hoploom.schema import DTYPES, FEATURES, ORIGINAL_ID, Field, NodeType, holds_text, read_ids
@@ -65,6 +67,8 @@ class Embedding:
     - `context`: what `hoploom.init()` returned, if there are several ranks. All ranks then call `step` together. On
       several hosts, they also look rows up together: in batches of a loader of all ranks, or as many times by hand.
     - `folder`: a folder on a disk, for rows that do not fit in memory.
+
+    If the store is placed with all features in device memory, a single process keeps rows and their state there.
     """
 
     def __init__(
@@ -113,19 +117,26 @@ class Embedding:
                 raise ConfigError(f"{name} is {path!r:.80}; give the path of a {kind}, or leave it out")
         place = None if folder is None else Path(folder)
         self._threads = None if folder is None else DISK_THREADS
+        is_alone = folder is None and ranks.world_size == 1  # several ranks read each other's rows, in host memory
+        taken = f"the learned rows of {self.node_type!r} take"
+        device = store.placed.device_for(num_bytes, taken) if is_alone and store.placed is not None else None
         with all_or_none(ranks, "making learned rows"):
             limit = None if store.budget is None else store.budget.num_bytes
-            if place is None and limit is not None and num_bytes > limit:
+            if device is None and place is None and limit is not None and num_bytes > limit:
                 wanted = f"{as_bytes(num_bytes)}, more than the store's memory of {as_bytes(limit)}"
-                raise ConfigError(f"the learned rows of {self.node_type!r} take {wanted}; {WAYS_OUT}")
-            if place is None:
-                require_memory(num_bytes, f"the learned rows of {self.node_type!r} take", WAYS_OUT)
+                raise ConfigError(f"{taken} {wanted}; {WAYS_OUT}")
+            if device is None and place is None:
+                require_memory(num_bytes, taken, WAYS_OUT)
         settings = {"rows of": self.node_type, "num_nodes": count, "dim": dim, "dtype": dtype, "optimizer": optimizer}
         settings |= {"lr": lr, "init": init, "seed": seed, "join": join}
         if others := [each for each in gather_json(ranks, settings) if each != settings]:
             raise ConfigError(f"this rank learns rows with {settings}, and another with {others[0]}; give all the same")
-        self.rows = shared_zeros((count, self.dim), DTYPES[dtype], ranks, held, place)  # zeros for ranks of other hosts
-        self.state = shared_zeros((count, self.rule.state_width(self.dim)), torch.float32, ranks, held, place)
+        both = ((count, self.dim), DTYPES[dtype]), ((count, self.rule.state_width(self.dim)), torch.float32)
+        if device is None:
+            self.rows, self.state = (shared_zeros(*each, ranks, held, place) for each in both)  # zeros for other hosts
+        else:
+            self.rows, self.state = (torch.zeros(shape, dtype=kind, device=device) for shape, kind in both)
+        self._is_on_device = device is not None
         self._far = sorted({*range(len(hosts))} - held.keys())  # ranks of other hosts
         self._bounds = torch.tensor(
             [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
@@ -139,13 +150,14 @@ class Embedding:
                 self._draw(store)
             for ids, rows in () if warm_start is None else read_row_table(Path(warm_start), store, self.node_type, dim):
                 are_own = (ids >= self._own.start) & (ids < self._own.stop)
-                self.rows[ids[are_own]] = rows[are_own].to(self.rows.dtype)
+                self.rows[ids[are_own]] = rows[are_own].to(self.rows)
         self._graph = store  # not the store with the rows: a cycle of references would keep them in memory
 
     def __repr__(self) -> str:
         rows = f"{self._of.num_nodes:,} of {self.dim} {self._kind['dtype']}"
         how = "fixed" if self.is_fixed else f"{self.rule.name}, lr={self.lr:g}"
-        return f"Embedding({self.node_type}: {rows}, {how})"
+        where = f", on {self.rows.device}" if self._is_on_device else ""
+        return f"Embedding({self.node_type}: {rows}, {how}{where})"
 
     @property
     def node_type(self) -> str:
@@ -178,8 +190,9 @@ class Embedding:
         Gradients of the rows are kept for `step`. On several hosts, all ranks call this equally often, a rank without
         ids with an empty tensor. An id out of range on one rank is then a PeerError on the others.
         """
-        found: Tensor = _LookUp.apply(self._anchor, self, torch.as_tensor(ids))  # type: ignore[no-untyped-call]
-        return found
+        ids = torch.as_tensor(ids)
+        read_ids(f"ids of {self.node_type!r}", ids.reshape(-1).cpu(), self._of.num_nodes, ConfigError)
+        return self._found(ids)
 
     def read(self, ids: Tensor) -> Tensor:
         """Return the rows of the nodes `ids` ([n] int64) without gradients: [n, dim] float32."""
@@ -191,7 +204,7 @@ class Embedding:
     def attach(self, batch: Any) -> None:
         """Set `x` of this type in a batch to the rows of its nodes, joined to the features that it has already."""
         storage = batch[self.node_type] if hasattr(batch, "node_types") else batch
-        rows = self(storage.n_id)
+        rows = self._found(storage.n_id)  # which were checked when they were sampled
         storage.x = rows if self.join is None else joined_rows(storage.x, rows, self.join)
 
     def attach_nothing(self) -> None:
@@ -219,7 +232,8 @@ class Embedding:
             options = RowStep(
                 self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key, self._threads
             )
-            broken = ops.update_rows(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
+            update = update_device_rows if self._is_on_device else ops.update_rows
+            broken = update(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
         self.num_steps += 1
         broken = self._context.max(broken)  # after this, no rank reads a row that another is updating
         if broken >= 0:
@@ -316,10 +330,18 @@ class Embedding:
         """Write the initial values of this rank's rows."""
         for ids in _pieces(self._own):
             rows = self.rows[int(ids[0]) : int(ids[-1]) + 1]
-            ops.draw_rows(rows, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self._spread)
+            drawn = rows.cpu()  # `rows`, unless they are on a GPU
+            ops.draw_rows(drawn, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self._spread)
+            rows.copy_(drawn)
+
+    def _found(self, ids: Tensor) -> Tensor:
+        found: Tensor = _LookUp.apply(self._anchor, self, ids)  # type: ignore[no-untyped-call]
+        return found
 
     def _copy(self, ids: Tensor) -> Tensor:
-        return ops.look_up_rows(self.rows, ids, self._threads)
+        if self._is_on_device:
+            return self.rows.index_select(0, ids.to(self.rows.device)).float().to(ids.device)
+        return ops.look_up_rows(self.rows, ids.cpu(), self._threads).to(ids.device)
 
     def _read(self, ids: Tensor) -> Tensor:
         """Return the rows of the nodes `ids` ([n] int64): [n, dim] float32. Ranks of several hosts call together."""
@@ -352,7 +374,7 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embedding: Embedding, ids: Tensor) -> Tensor:
-        flat = read_ids(f"ids of {embedding.node_type!r}", ids.reshape(-1).cpu(), embedding.rows.shape[0], ConfigError)
+        flat = ids.reshape(-1).to(embedding.rows.device, torch.int64).contiguous()
         ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
         embedding._num_look_ups += 1
         rows = embedding._read(flat).to(ids.device)
@@ -360,7 +382,7 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        rows = gradient.detach().reshape(-1, ctx.embedding.dim).to("cpu", torch.float32).contiguous()
+        rows = gradient.detach().reshape(-1, ctx.embedding.dim).to(ctx.ids.device, torch.float32).contiguous()
         ctx.embedding._keep(ctx.number, ctx.ids, rows)
         return None, None, None
 

@@ -322,7 +322,9 @@ def _read_rows(path: Path, name: str, out: Tensor, first: int) -> None:
         begin = file.seek(-whole.nbytes, os.SEEK_END)
         _check_sum(header.metadata(), _entries({name: whole}), iter(partial(file.read, PIECE), b""))  # may be large
         file.seek(begin + first * whole[:1].nbytes)
-        file.readinto(_raw(out))
+        here = out.cpu()  # `out`, unless it is on a GPU
+        file.readinto(_raw(here))
+        out.copy_(here)
 
 
 @contextmanager

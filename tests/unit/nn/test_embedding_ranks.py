@@ -35,6 +35,7 @@ PLACEMENTS: list[dict[str, Any]] = [
     {"threads": 1, "dim": 600},
     {"folder": FOLDER, "num_parts": 3, "num_workers": 0},
     {"late": True},
+    *([] if torch.cuda.is_available() else [{"placed": True}]),  # in host memory for several ranks, to share rows
 ]
 Rows = tuple[Tensor, Tensor]  # and their state
 
