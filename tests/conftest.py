@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 if gc.isenabled():  # until the tests are collected: what modules are made of stays
     gc.disable()
@@ -30,6 +31,9 @@ from support.spark_cluster import SparkCluster, spark_cluster
 import hoploom
 from hoploom import Store
 from hoploom.ops import rows
+
+settings.register_profile("house", deadline=None, max_examples=60)  # machines may be busy
+settings.load_profile("house")
 
 
 def pytest_configure() -> None:
@@ -129,6 +133,13 @@ def ring_store() -> Store:
 @pytest.fixture
 def library_store() -> Store:
     return hoploom.from_pyg(library(), weight_attr="weight")
+
+
+@pytest.fixture(autouse=True)
+def restored_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def wanted_rows(draw: st.DrawFn) -> Wanted:
 
 
 @pytest.mark.parametrize("dtype", COPIED)
-@settings(deadline=None, max_examples=6, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @example(Wanted([3, 0, 4], 0, (3,), torch.tensor([6, 0, 7, 3, -1, 2, 2, 1], dtype=torch.int32), 7, 1))
 @given(wanted=wanted_rows())
 def test_rows_are_those_that_torch_indexes(device: torch.device, dtype: torch.dtype, wanted: Wanted) -> None:

@@ -120,7 +120,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 every_dtype = pytest.mark.parametrize(
     "dtype", [pytest.param(dtype, marks=pytest.mark.slow) if dtype == torch.float16 else dtype for dtype in DTYPES]
 )
-few = settings(max_examples=3, deadline=None, derandomize=True)
+few = settings(max_examples=3, derandomize=True)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ batches = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(batches)
 def test_both_kinds_of_map_equal_the_core_batch_after_batch(
     device: torch.device, drawn: list[tuple[list[int], list[Hop]]]
@@ -33,7 +33,7 @@ def test_both_kinds_of_map_equal_the_core_batch_after_batch(
             assert make(node_map, seeds, hops) == wanted(seeds, hops, 30)
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(st.data())
 def test_a_node_in_two_trees_is_two_nodes(device: torch.device, data: st.DataObject) -> None:
     num_trees = data.draw(st.integers(1, 4))

@@ -1,4 +1,6 @@
-"""Whether values came up in proportion to weights: a chi-square test."""
+"""What chance gives: whether values came up in proportion to weights, and how well links of random tastes rank."""
+
+from math import comb
 
 import torch
 from scipy.stats import chi2
@@ -34,3 +36,15 @@ def _binnings(num_values: int) -> list[Tensor]:
     if num_values <= 1000:
         return [values]
     return [values % NUM_BINS, values * NUM_BINS // num_values]
+
+
+def mrr_of_tastes(tastes: int, candidates: int) -> float:
+    """The MRR of who knows all tastes: candidates of a link's own taste are as good as the link itself.
+
+    Their number is binomial, and the link is anywhere among them.
+    """
+    share, found = 1 / tastes, 0.0
+    for rivals in range(candidates + 1):
+        chance = comb(candidates, rivals) * share**rivals * (1 - share) ** (candidates - rivals)
+        found += chance * sum(1 / rank for rank in range(1, rivals + 2)) / (rivals + 1)
+    return found

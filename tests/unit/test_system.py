@@ -1,4 +1,7 @@
-"""What a process of ours does about its imports, and how much memory it may use, by files as the kernel writes them."""
+"""What a process of ours does about its imports, and how much memory and how many cores it may use.
+
+Its limits are in files as the kernel writes them.
+"""
 
 import os
 import subprocess
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hoploom.system import available_memory, memory_limit
+from hoploom.system import available_memory, memory_limit, num_cores
 
 SCRIPT = """
 import atexit, gc, sys, types
@@ -51,16 +54,40 @@ CASES: dict[str, tuple[str, dict[str, str], int]] = {
 }
 
 
+def group_of(folder: Path, membership: str, files: dict[str, str]) -> tuple[Path, Path]:
+    """The file that tells a process's groups, and where their control files are."""
+    for name, text in {"membership": membership, **{f"mounted/{name}": text for name, text in files.items()}}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "membership", folder / "mounted"
+
+
 @pytest.mark.parametrize(("membership", "files", "expected"), CASES.values(), ids=CASES.keys())
 def test_the_smallest_limit_of_a_processs_groups_counts(
     membership: str, files: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "membership").write_text(membership)
-    for name, text in files.items():
-        path = tmp_path / "mounted" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert memory_limit(tmp_path / "membership", tmp_path / "mounted") == expected
+    assert memory_limit(*group_of(tmp_path, membership, files)) == expected
+
+
+CORES: dict[str, tuple[str, dict[str, str], int]] = {
+    "version 2": ("0::/job/step\n", {"job/step/cpu.max": "max 100000\n", "job/cpu.max": "350000 100000\n"}, 3),
+    "less than a core": ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+    "version 1": ("1:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 2),
+    "no quota": ("1:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 12),
+    "more than it is bound to": ("0::/\n", {"cpu.max": "6400000 100000\n"}, 12),
+    "memory's group": ("1:memory:/a\n", {"memory/a/cpu.max": "100000 100000\n"}, 12),
+    "what cannot be read": ("0::/a\n", {"a/cpu.max": "much\n"}, 12),
+    "no groups": ("", {}, 12),
+}
+
+
+@pytest.mark.parametrize(("membership", "files", "expected"), CORES.values(), ids=CORES.keys())
+def test_a_containers_quota_of_cores_counts(
+    membership: str, files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)))
+    assert num_cores(*group_of(tmp_path, membership, files)) == expected
 
 
 def test_without_groups_it_is_the_hosts(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hoploom.config.rules import lines_of
@@ -131,13 +131,11 @@ TABLES = st.dictionaries(NAMES, VALUES, max_size=4)
 
 
 @given(VALUES)
-@settings(max_examples=60, deadline=None)
 def test_a_value_that_is_written_is_read_back_the_same(value: Any) -> None:
     assert tomllib.loads(f"value = {as_toml(value)}") == {"value": value}
 
 
 @given(st.lists(st.tuples(NAMES, TABLES, st.integers(0, 3)), max_size=4, unique_by=lambda entry: entry[0]))
-@settings(max_examples=60, deadline=None)
 def test_the_lines_are_those_that_were_written(sections: list[tuple[str, dict[str, Any], int]]) -> None:
     """Values are written as they are, with a comment full of brackets and a long string behind each."""
     written, expected = [""], {}

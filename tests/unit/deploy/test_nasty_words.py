@@ -38,7 +38,7 @@ PIECES = (
     *("\x1b[31m", "\x7f", "\u2028", "ü", "x", "0", "EOF", "esac", ";;", "%j", "---\n", ": ", "\x85"),
 )
 nasty = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
-every_shell = settings(max_examples=12, deadline=None)
+every_shell = settings(max_examples=12)
 
 
 def ours(folder: Path, words: Sequence[str], value: str, executor: str) -> Cluster:

@@ -147,7 +147,7 @@ def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
         assert {p.what: p.share for p in placed_of(store).report}["x of node"] == 0.25
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.just(0) | st.integers(200, 3000), st.integers(1, 4))
 def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
     """No bytes at all are none; 200 hold a row."""

@@ -123,7 +123,7 @@ def test_blocks_and_row_groups_do_not_show(folder: Path) -> None:
     assert pq.ParquetFile(source.paths[0]).num_row_groups > 2
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=20), st.sampled_from([",", "\t"]), st.integers(16, 64))
 def test_text_comes_out_as_the_csv_module_wrote_it(rows: list[tuple[str, str]], separator: str, block: int) -> None:
     with TemporaryDirectory() as name:

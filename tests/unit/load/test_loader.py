@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import assert_same_batches, seeds_of
 from support.graphs import ring
@@ -17,9 +17,6 @@ from support.graphs import ring
 import hoploom
 from hoploom import ops
 from hoploom.load.order import Order
-
-settings.register_profile("loader", deadline=None, max_examples=60)
-settings.load_profile("loader")
 
 
 def _loader(**options: Any) -> hoploom.NeighborLoader:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import assert_same_batches, seeds_of
 from support.graphs import library, ring, save_in_parts
@@ -15,9 +15,6 @@ from support.graphs import library, ring, save_in_parts
 import hoploom
 from hoploom.load.order import LocalOrder, Order
 from hoploom.store.base import Deployment
-
-settings.register_profile("locality", deadline=None, max_examples=60)
-settings.load_profile("locality")
 
 PARTS = st.sets(st.integers(0, 3), max_size=4).map(lambda parts: tuple(sorted(parts)))
 

@@ -1,7 +1,6 @@
 """Aggregation equals the messages written out, forward and backward, whatever the threads, dtypes and shapes."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ CASES = [
     ("sum", 0), ("sum", 1), ("sum", 3), ("mean", 0), ("mean", 3), ("max", 0), ("max", 1), ("max", 3), ("softmax", 1),
     ("softmax", 3),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def restored_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def edge_index_of(num_sources: int, num_destinations: int, num_edges: int, seed: int = 0) -> Tensor:
@@ -53,7 +45,7 @@ def by_messages(x: Tensor, edge_index: Tensor, reduce: str, weights: Tensor | No
     threads=st.integers(1, 3),
     seed=st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_an_aggregate_is_the_scatter_of_its_messages(
     sizes: tuple[int, int, int], case: tuple[str, int], threads: int, seed: int
 ) -> None:
@@ -205,7 +197,7 @@ def test_edges_grouped_by_source_are_the_same_edges() -> None:
     dtype=st.sampled_from([torch.int32, torch.int64]),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_edges_on_a_device_are_those_on_the_cpu(
     sizes: tuple[int, int, int], spare: int, dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def _stable(edge_index: Tensor) -> Tensor:
     return torch.sort(edge_index[1], stable=True).indices
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(num_sources=st.integers(1, 9), num_ends=st.integers(1, 9), num_edges=st.integers(0, 60), seed=st.integers(0, 99))
 def test_lists_hold_the_edges_of_each_destination_in_their_order(
     num_sources: int, num_ends: int, num_edges: int, seed: int

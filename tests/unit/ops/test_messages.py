@@ -1,7 +1,7 @@
 """Messages and scores of edges equal plain torch formulas, forward and backward, whatever the threads and shapes."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -20,13 +20,6 @@ REDUCES = [
     ("sum", None), ("sum", "relu"), ("sum", "square"), ("mean", None), ("mean", "relu"), ("mean", "square"),
     ("max", None), ("max", "relu"),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def restored_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def edge_index_of(num_sources: int, num_destinations: int, num_edges: int) -> Tensor:

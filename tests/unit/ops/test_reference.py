@@ -32,7 +32,7 @@ fanouts = pytest.mark.parametrize(
     "fanout", [pytest.param(fanout, marks=pytest.mark.slow) if fanout in (1, 200) else fanout for fanout in FANOUTS]
 )
 replaces = pytest.mark.parametrize("replace", [False, True])
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=20)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 import json
 import re
-from math import comb
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.learned_workers import shop
+from support.proportions import mrr_of_tastes
 from torch import Tensor
 
 import hoploom
@@ -224,18 +224,6 @@ TASTES, KINDS, USERS, LINKS = 20, 30, 1500, 10  # tastes, items of each, users, 
 CANDIDATES = 100
 
 
-def mrr_of_tastes() -> float:
-    """The MRR of who knows all tastes: candidates of a link's own taste are as good as the link itself.
-
-    Their number is binomial, and the link is anywhere among them.
-    """
-    share, found = 1 / TASTES, 0.0
-    for rivals in range(CANDIDATES + 1):
-        chance = comb(CANDIDATES, rivals) * share**rivals * (1 - share) ** (CANDIDATES - rivals)
-        found += chance * sum(1 / rank for rank in range(1, rivals + 2)) / (rivals + 1)
-    return found
-
-
 RECOMMEND = """
 store = "tastes.store"
 [task]
@@ -268,4 +256,4 @@ def test_tastes_are_found_without_features(tmp_path: Path) -> None:
     with init(device="cpu") as context:
         found = run(parse_run_file(RECOMMEND, keys, folder=tmp_path), context, progress=False)
     assert found.outcome.best is not None
-    assert found.outcome.best > 0.95 * mrr_of_tastes()
+    assert found.outcome.best > 0.95 * mrr_of_tastes(TASTES, CANDIDATES)
