@@ -45,13 +45,13 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "inference": 1167,
     "ranking": 1016,
     "ingest": 6636,
-    "partition": 1460,
+    "partition": 1458,
     "scale": 970,
     "deploy": 2514,
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_835, 230
+BUDGET, MOST_FILES = 47_833, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

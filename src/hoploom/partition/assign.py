@@ -116,8 +116,6 @@ def topology_of(source: Store | StoreFiles, memory: int = MEMORY) -> Iterator[co
 def check_method(schema: Schema, num_parts: int, method: str) -> None:
     """Raise ConfigError for an unknown `method`, for more parts than nodes, or for too many nodes or parts."""
     if method not in METHODS:
-        if method in ("metis", "frequency"):
-            raise ConfigError(f"method {method!r} has left; give 'stream', whose parts need fewer rows of each other")
         near = nearest(str(method), METHODS)
         hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(f"unknown method {method!r}; {hint}There are {', '.join(METHODS)}")

@@ -97,7 +97,6 @@ def test_a_damaged_file_is_our_error_and_nothing_is_left(method: str, file: str,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": "metis"}, "give 'stream'"),
         ({"method": "best"}, "unknown method"),
         ({"num_parts": 40_000}, "give 1 to"),
         ({"seeds": "tran"}, "name of a split"),

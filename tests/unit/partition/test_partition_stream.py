@@ -196,7 +196,6 @@ def test_a_graph_without_edges_is_balanced() -> None:
         ({"num_parts": 71}, "71 for 70 nodes"),
         ({"num_parts": 40_000}, "40000 for 70 nodes; give 1 to 70"),
         ({"method": "steam"}, "did you mean 'stream'"),
-        ({"method": "metis"}, "method 'metis' has left; give 'stream'"),
         ({"seeds": "trian"}, "unknown split 'trian' of 'node'; it has .'train'."),
         ({"passes": 0}, "passes is 0; give 1 or more"),
         ({"imbalance": float("nan")}, "imbalance is nan"),
