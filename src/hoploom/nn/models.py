@@ -32,6 +32,7 @@ from hoploom.nn.layers import (
     SAGEConv,
     by_relation,
     by_type,
+    check_counts,
     eager,
     views_of,
     with_own,
@@ -503,7 +504,7 @@ def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:
 
 
 class GraphSAGE(GNN):
-    """GraphSAGE for a homogeneous graph, with PyG's arguments.
+    """GraphSAGE for a homogeneous graph, with PyG's arguments. With `edge_dim`, it reads the edges' `edge_attr`.
 
     >>> model = GraphSAGE(100, hidden_channels=256, num_layers=3, out_channels=47, act="elu", jk="cat")
     """
@@ -524,6 +525,7 @@ class GraphSAGE(GNN):
         residual: bool = False,
         heads: int = 1,
         aggr: Aggr = "mean",
+        edge_dim: int | None = None,
         **unknown: Never,
     ) -> None:
         others: Mapping[str, object] = unknown
@@ -532,15 +534,16 @@ class GraphSAGE(GNN):
                 continue
             cls = type(self).__name__
             way_out = f"leave it out, or take {cls} of torch_geometric.nn, which runs on the same batches"
-            if name == "edge_dim":
-                way_out = f'take GNN({self.KIND!r}, store.schema, Shape(..., edges="edge_attr"))'
             raise ConfigError(f"{cls} of hoploom.nn does not take {name}=; {way_out}")
         for name, count in (("hidden_channels", hidden_channels), ("out_channels", out_channels)):
             as_int(name, count, 1, "give a whole number of at least 1")
-        shape = Shape(hidden_channels, num_layers, out_channels, dropout, heads, norm, residual, aggr, act, jk)
+        check_counts(edge_dim=edge_dim)
+        fields = {} if edge_dim is None else {"edge_attr": Field("float32", (edge_dim,))}
+        given = (dropout, heads, norm, residual, aggr, act, jk)
+        shape = Shape(hidden_channels, num_layers, out_channels, *given, edges=tuple(fields))
         as_int("in_channels", in_channels, 1, WIDTHS)
         node = NodeType(HOMOGENEOUS_TYPE, 0, {"x": Field("float32", (in_channels,))})
-        schema = Schema((node,), (Relation(*HOMOGENEOUS_RELATION, 0),), homogeneous=True)
+        schema = Schema((node,), (Relation(*HOMOGENEOUS_RELATION, 0, fields),), homogeneous=True)
         super().__init__(self.KIND, schema, shape)
 
 
@@ -551,7 +554,7 @@ class GCN(GraphSAGE):
 
 
 class GAT(GraphSAGE):
-    """A graph attention network for a homogeneous graph, with PyG's arguments and `heads=`."""
+    """A graph attention network for a homogeneous graph, with PyG's arguments, also `heads=` and `edge_dim=`."""
 
     KIND = "gat"
 

@@ -122,6 +122,32 @@ def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(name: str, a
     torch.testing.assert_close(ours(batch), theirs(batch.x, batch.edge_index)[:7], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("edge_dim", [1, 6])
+def test_gat_reads_edge_attr_as_pygs_does(edge_dim: int) -> None:
+    data = random_graph(60, 400, 1)
+    data.x, data.edge_attr = torch.randn(60, 8), torch.randn(400, edge_dim)
+    batch = next(iter(NeighborLoader(data, [4, 3], batch_size=7)))
+    ours, theirs = (of.GAT(8, 12, 2, 5, heads=2, edge_dim=edge_dim) for of in (hnn, pyg))
+    for mine, conv in zip(ours.layers, theirs.convs, strict=True):
+        conv.load_state_dict(mine.conv(("node", "to", "node")).state_dict())
+    expected = theirs(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
+    torch.testing.assert_close(ours(batch), expected[:7], atol=1e-5, rtol=1e-5)
+    with pytest.raises(hoploom.ConfigError, match=r"reads \['edge_attr'\] of the edges"):
+        ours(Data(x=data.x, edge_index=data.edge_index))
+
+
+def test_graphsage_reads_edge_attr_and_gcn_has_no_use_for_it() -> None:
+    data = random_graph(60, 400, 1)
+    data.x, data.edge_attr = torch.randn(60, 8), torch.randn(400, 6)
+    model = hnn.GraphSAGE(8, 12, 2, 5, edge_dim=6)
+    first, second = (model.stage(depth).conv(("node", "to", "node")) for depth in range(2))
+    hidden = first(data.x, data.edge_index, edge_attr=data.edge_attr).relu()
+    torch.testing.assert_close(model(data), second(hidden, data.edge_index, edge_attr=data.edge_attr))
+    for kind in (hnn.GCN, hnn.GIN):
+        with pytest.raises(hoploom.ConfigError, match="reads no edge features; leave edges="):
+            kind(8, 12, 2, 5, edge_dim=6)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -131,7 +157,7 @@ def test_a_model_is_pygs_on_a_sampled_batch_though_it_computes_less(name: str, a
         ({"norm": "batch_norm"}, ["norm is 'batch_norm'", "norm"]),
         ({"act": "elu", "residual": True}, ["act='elu'", "residual=True"]),
         ({"normalize": True}, ["does not take normalize=", "GraphSAGE of torch_geometric.nn"]),
-        ({"edge_dim": 6}, ["does not take edge_dim=", "take GNN('sage', store.schema, Shape(..., edges="]),
+        ({"edge_dim": 0}, ["edge_dim is 0", "at least 1"]),
         ({"act_first": True}, ["does not take act_first="]),
         ({"act": "threshold"}, ["act is 'threshold'", "module or None"]),
         ({"act": "glu"}, ["act is 'glu'", "changes the shape"]),
