@@ -19,7 +19,8 @@ import hoploom
 from hoploom import ConfigError, PeerError, TrainError, ops
 from hoploom.nn import GNN, Shape
 from hoploom.nn.embedding import Embedding
-from hoploom.ranks.context import DEADLINE, Context, rows_of_all_ranks
+from hoploom.ranks.context import DEADLINE, Context
+from hoploom.ranks.differentiable import rows_of_all_ranks
 from hoploom.ranks.environment import RankInfo
 from hoploom.train.checkpoint import Checkpoint, learned_parts
 from hoploom.train.loop import fit
