@@ -31,8 +31,10 @@ HOPLOOM_INLINE void add_scaled(T* __restrict out, const In* __restrict row, T we
 template <typename In, typename T, typename Id>
 HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<In>& x, const Weights<T>& weights, bool mean,
                               int64_t from, int64_t to, In* out) {
-  const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(In)));
-  const int64_t share = weights.values ? width / weights.heads : width;
+  const int64_t width = weights.sum_width ? weights.sum_width : x.width;
+  const int64_t share = weights.values ? std::max(width, x.width) / weights.heads : width;
+  const int64_t step = x.width > share ? share : 0, sum_step = width > share ? share : 0;
+  const int64_t ahead = entries_ahead(x.width * int64_t(sizeof(In)));
   std::vector<T> wide(std::is_same_v<In, T> ? 0 : width);
   for (int64_t i = from; i < to; ++i) {
     const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
@@ -47,7 +49,7 @@ HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<In>& x, co
         continue;
       }
       const T* weight = weights.values + (lists.places ? lists.places[e] : e) * weights.heads;
-      for (int64_t h = 0; h < weights.heads; ++h) add_scaled(total + h * share, row + h * share, weight[h], share);
+      for (int64_t h = 0; h < weights.heads; ++h) add_scaled(total + h * sum_step, row + h * step, weight[h], share);
     }
     if (mean && end - begin > 1) {
       const T scale = T(1) / T(end - begin);
@@ -115,13 +117,14 @@ HOPLOOM_INLINE T dot(const T* __restrict a, const T* __restrict b, int64_t width
 template <typename T, typename Id>
 HOPLOOM_INLINE void dot_range(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads,
                               int64_t from, int64_t to, T* out) {
-  const int64_t share = x.width / heads, ahead = entries_ahead(x.width * int64_t(sizeof(T)));
+  const int64_t share = y.width / heads, step = x.width > share ? share : 0;
+  const int64_t ahead = entries_ahead(x.width * int64_t(sizeof(T)));
   for (int64_t i = from; i < to; ++i)
     for (int64_t e = lists.indptr[i]; e < lists.indptr[i + 1]; ++e) {
       request_entry(lists, x, e + ahead);
       const T* row = x.values + int64_t(lists.rows[e]) * x.stride;
       for (int64_t h = 0; h < heads; ++h)
-        out[e * heads + h] = dot(row + h * share, y.values + i * y.stride + h * share, share);
+        out[e * heads + h] = dot(row + h * step, y.values + i * y.stride + h * share, share);
     }
 }
 

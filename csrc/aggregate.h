@@ -28,6 +28,9 @@ template <typename T>
 struct Weights {
   const T* values;  // [num_entries, heads]
   int64_t heads;
+  // Width of sums; 0: that of rows. For sums `heads` times as wide as rows, each head sums up whole rows; for rows
+  // `heads` times as wide as sums, the heads' shares of a row are summed up.
+  int64_t sum_width = 0;
 };
 
 // Throws std::out_of_range unless `indptr` ascends and every row index is below `num_rows`.
@@ -51,7 +54,8 @@ template <typename T, typename Id>
 void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
                        const int32_t* winners, int threads, T* out);
 
-// out[entry, head] = dot product of a row of x and the list's row of y, over the head's columns.
+// out[entry, head] = dot product of a row of x and the list's row of y, over the head's columns; over those of y and
+// all of x where y is `heads` times as wide.
 template <typename T, typename Id>
 void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, int threads, T* out);
 

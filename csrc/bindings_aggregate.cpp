@@ -17,15 +17,17 @@ void bind_sums(nb::module_& m) {
       [](Array<int64_t> indptr, Array<Id> rows, Optional<int64_t> places, Strided<Stored> x,
          std::optional<Rows<const T>> weights, bool mean, int threads, Rows<Stored> out) {
         const auto lists = lists_of(indptr, rows, places, int64_t(x.shape(0)));
-        require(int64_t(out.shape(0)) == lists.num_lists && out.shape(1) == x.shape(1), "the output has another shape");
-        require(!weights || (weights->shape(0) == rows.shape(0) && weights->shape(1) > 0 &&
-                             x.shape(1) % weights->shape(1) == 0),
+        const size_t heads = weights ? weights->shape(1) : 1, most = std::max(x.shape(1), out.shape(1));
+        require(!weights || (weights->shape(0) == rows.shape(0) && heads > 0 && most % heads == 0),
                 "one weight per edge and head is needed");
+        require(int64_t(out.shape(0)) == lists.num_lists &&
+                    (out.shape(1) == x.shape(1) || std::min(x.shape(1), out.shape(1)) * heads == most),
+                "the output has another shape");
         const auto [values, num_rows, width, stride] = matrix_of(x);
         nb::gil_scoped_release release;
         sum_rows(lists, Matrix<In>{reinterpret_cast<const In*>(values), num_rows, width, stride},
-                 weights ? Weights<T>{weights->data(), int64_t(weights->shape(1))} : Weights<T>{nullptr, 1}, mean,
-                 threads, reinterpret_cast<In*>(out.data()));
+                 Weights<T>{weights ? weights->data() : nullptr, int64_t(heads), int64_t(out.shape(1))}, mean, threads,
+                 reinterpret_cast<In*>(out.data()));
       },
       nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("places").noconvert().none(),
       nb::arg("x").noconvert(), nb::arg("weights").noconvert().none(), "mean"_a, "threads"_a,
@@ -67,8 +69,9 @@ void bind_aggregation(nb::module_& m) {
       "dot_rows",
       [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, Strided<T> y, int threads, Rows<T> out) {
         const auto lists = lists_of(indptr, rows, {}, int64_t(x.shape(0)));
-        require(int64_t(y.shape(0)) == lists.num_lists && y.shape(1) == x.shape(1) && out.shape(0) == rows.shape(0) &&
-                    out.shape(1) > 0 && x.shape(1) % out.shape(1) == 0,
+        require(int64_t(y.shape(0)) == lists.num_lists && out.shape(0) == rows.shape(0) && out.shape(1) > 0 &&
+                    y.shape(1) % out.shape(1) == 0 &&
+                    (y.shape(1) == x.shape(1) || y.shape(1) == x.shape(1) * out.shape(1)),
                 "the output has another shape");
         nb::gil_scoped_release release;
         dot_rows(lists, matrix_of(x), matrix_of(y), int64_t(out.shape(1)), threads, out.data());

@@ -121,6 +121,45 @@ TEST(dot_products_equal_a_plain_loop) {
   });
 }
 
+// The sums of whole rows, and the sum of the heads' shares of a row, of which each has the same columns.
+TEST(a_head_may_take_whole_rows) {
+  for_each_type([]<typename T, typename Id>(T, Id) {
+    const auto lists = with_places(lists_of_lengths<Id>(kLengths));
+    const int64_t width = 5, heads = 3, num_lists = lists.num_lists();
+    const auto x = table_of<T>(kRows, width, 6, whole);
+    const HeadWeights<T> weights{cells<T>(lists.num_entries() * heads, whole), heads};
+    const auto y = table_of<T>(num_lists, heads * width, 17, whole);
+    const Table<T> many = table_of<T>(kRows, heads * width, 16, whole);
+    auto apart = unwritten<T>(num_lists * heads * width), joined = unwritten<T>(num_lists * width);
+    auto wide = weights.view(), narrow = weights.view();
+    wide.sum_width = heads * width, narrow.sum_width = width;
+    sum_rows(lists.view(), x.view(), wide, false, 1, apart.data());
+    sum_rows(lists.view(), many.view(), narrow, false, 1, joined.data());
+    const auto dots = dots_of(lists, x, y, heads, 1);
+    for (int64_t i = 0; i < num_lists; ++i)
+      for (int64_t c = 0; c < width; ++c) {
+        T total = 0;
+        for (int64_t h = 0; h < heads; ++h) {
+          T own = 0;
+          for (int64_t e = lists.indptr[size_t(i)]; e < lists.indptr[size_t(i) + 1]; ++e) {
+            const T weight = weights.values[lists.place(e) * size_t(heads) + size_t(h)];
+            own += weight * x.at(lists.row(e), c);
+            total += weight * many.at(lists.row(e), h * width + c);
+          }
+          CHECK_EQUAL(apart[size_t((i * heads + h) * width + c)], own);
+        }
+        CHECK_EQUAL(joined[size_t(i * width + c)], total);
+      }
+    for (int64_t i = 0; i < num_lists; ++i)
+      for (int64_t e = lists.indptr[size_t(i)]; e < lists.indptr[size_t(i) + 1]; ++e)
+        for (int64_t h = 0; h < heads; ++h) {
+          T dot = 0;
+          for (int64_t c = 0; c < width; ++c) dot += x.at(lists.row(e), c) * y.at(i, h * width + c);
+          CHECK_EQUAL(dots[size_t(e * heads + h)], dot);
+        }
+  });
+}
+
 TEST(softmax_and_its_backward_equal_their_definitions) {
   for_each_type([]<typename T, typename Id>(T, Id) {
     for (int64_t heads : {1, 2, 5}) check_softmax<T>(lists_of_lengths<Id>(kLengths), heads);

@@ -22,6 +22,7 @@ SUM_COST = 16  # to sum up a source's row of any width takes as long as to proje
 add_ends = eager(_add_ends)
 softmax = eager(ops.softmax)
 pair_scores = eager(ops.pair_scores)
+sum_per_head = eager(ops.sum_per_head)
 
 
 class _Attention(Conv):
@@ -145,9 +146,9 @@ class GATConv(_Attention):
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
         of_sources = F.linear(x, self._scorer(weight, self.att_src))
         weights = self._weights(self._scores(of_sources, edges, features, x_dst), edges)
-        sums = [aggregate(x, edges, "sum", of_head) for of_head in weights.unbind(1)]
+        sums = sum_per_head(x, edges, weights).view(-1, self.heads, x.shape[1])
         of_heads = weight.view(self.heads, self.width, -1)
-        out = torch.cat([F.linear(*both) for both in zip(sums, of_heads, strict=True)], dim=1)
+        out = torch.cat([F.linear(*both) for both in zip(sums.unbind(1), of_heads, strict=True)], dim=1)
         return self._finished(out, x_dst)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:

@@ -135,6 +135,20 @@ def attend(x: Tensor, edges: InEdges, scores: Tensor) -> tuple[Tensor, Tensor]:
     return aggregate(values, edges, "sum", weights).to(x.dtype), log_totals
 
 
+def sum_per_head(x: Tensor, edges: InEdges, weights: Tensor) -> Tensor:
+    """Return, for each destination and head, the sum of its sources' whole rows times the head's weights.
+
+    `x` is [num_sources, width], and `weights` [num_edges, heads]. Sums are [num_destinations, heads * width].
+    """
+    _check_rows("x", x, "source", edges.num_sources)
+    if weights.dim() != 2 or weights.shape[0] != edges.num_edges or not weights.shape[1]:
+        raise ConfigError(f"weights have shape {tuple(weights.shape)}; give [{edges.num_edges}, heads], a row per edge")
+    if not _rows.runs_in_core(x):
+        return torch.cat([aggregate(x, edges, "sum", of_head) for of_head in weights.unbind(1)], dim=1)
+    values = _edges._native(x)
+    return _edges._apply(_HeadSums, values, weights.to(values.dtype), edges).to(x.dtype)
+
+
 def _check_rows(name: str, rows: Tensor, end: str, number: int) -> None:
     if rows.dim() != 2 or rows.shape[0] != number or not rows.is_floating_point():
         raise ConfigError(
@@ -242,6 +256,29 @@ class _Messages(Function):
                 *call.lists, x_, *call.term, ctx.message, grad_, _array(ctx.winners), threads, *outs
             )
         return to_x, to_rows, to_weight, None, None, None
+
+
+class _HeadSums(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, edges: InEdges) -> Tensor:
+        call, out = _Call(edges, weights, None), empty((edges.num_destinations, x.shape[1] * weights.shape[1]), x.dtype)
+        _core.sum_rows(*call.lists, None, _matrix(x), call.term[0], False, torch.get_num_threads(), out.numpy())
+        ctx.edges = edges
+        ctx.save_for_backward(x, weights)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weights = ctx.saved_tensors
+        call, threads, to_x = _Call(ctx.edges, weights, None), torch.get_num_threads(), None
+        if ctx.needs_input_grad[0]:
+            to_x = empty(tuple(x.shape), x.dtype)
+            _core.sum_rows(*call.transposed, _matrix(grad), call.term[0], False, threads, to_x.numpy())
+        to_weights, _ = call.gradients((*ctx.needs_input_grad[1:2], False))
+        if to_weights is not None:
+            _core.dot_rows(*call.lists, _matrix(x), _matrix(grad), threads, to_weights[: call.length].numpy())
+        return to_x, to_weights, None
 
 
 _Ends = tuple[Any, Any, Any, Any, Any, Any]  # left, right, the term's rows and weight, att, slope

@@ -103,6 +103,19 @@ def test_dots_are_those_of_both_ends() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("sizes", [(SOURCES, DESTINATIONS, EDGES), (5, 3, 0), (3, 1, 90)])
+def test_each_head_sums_up_whole_rows(sizes: tuple[int, int, int], heads: int) -> None:
+    edges = edges_of(sizes)
+    assert_same_results(
+        lambda x, weights: ops.sum_per_head(x, edges, weights),
+        lambda x, weights: scatter(
+            (x[edges.sources.long()].unsqueeze(1) * weights.unsqueeze(2)).flatten(1), edges.destinations, 0, sizes[1]
+        ),
+        leaf(sizes[0], 7), leaf(edges.num_edges, heads, seed=1),
+    )  # fmt: skip
+
+
 def attended(x: Tensor, edges: InEdges, scores: Tensor) -> Tensor:
     weights = pyg_softmax(scores, edges.destinations, num_nodes=edges.num_destinations)
     messages = x[edges.sources.long()] * weights.repeat_interleave(WIDTH // HEADS, 1)
@@ -160,6 +173,7 @@ def test_gradients_are_those_of_finite_differences(k: int | None) -> None:
     scores = lambda left, right, att, *term: ops.pair_scores(left, right, edges, att, 0.2, EdgeTerm(*term))  # noqa: E731
     assert torch.autograd.gradcheck(scores, (x, right, att, *term))
     assert torch.autograd.gradcheck(lambda left, right: ops.dot_ends(left, right, edges, 2), (x, right))
+    assert torch.autograd.gradcheck(lambda x, scores: ops.sum_per_head(x, edges, scores), (x, leaf(14, 2, seed=3)))
     assert torch.autograd.gradcheck(lambda x, scores: ops.attend(x, edges, scores), (x, leaf(14, 2, seed=3)))
 
 
@@ -187,6 +201,7 @@ def results(
     add(ops.pair_scores(x, right, edges, att, 0.1), x, right, att)
     add(ops.dot_ends(x, right, edges, 4), x, right)
     add(torch.cat(ops.attend(x, edges, pad(scores)), 1), x, scores)
+    add(ops.sum_per_head(x, edges, pad(scores)), x, scores)
     return found
 
 
@@ -253,6 +268,7 @@ X, TERM = torch.ones(3, 4), EdgeTerm(torch.ones(2, 4))
         (lambda e: ops.dot_ends(X, X[:2], e, 3), r"heads \* width"),
         (lambda e: ops.dot_ends(X, X[:2, :2], e, 2), r"heads \* width"),
         (lambda e: ops.attend(X, e, torch.ones(3, 2)), "each of 2 edges"),
+        (lambda e: ops.sum_per_head(X, e, torch.ones(2)), r"give \[2, heads\]"),
     ],
 )  # fmt: skip
 def test_shapes_that_do_not_fit_are_refused(call: Callable[[InEdges], Tensor], message: str) -> None:
