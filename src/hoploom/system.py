@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from hoploom.config.values import as_bytes
-from hoploom.errors import ConfigError
+from hoploom.errors import ConfigError, HoploomError
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -51,7 +51,7 @@ def group_files(
 
 
 class Closing:
-    """Mixin that closes the object at the end of its `with` block."""
+    """Mixin that closes the object at the end of its `with` block. An error of the block goes before one of closing."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -62,7 +62,8 @@ class Closing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with nullcontext() if error is None else suppress(HoploomError):
+            self.close()
 
 
 @contextmanager

@@ -4,9 +4,8 @@ Fields that are not placed stay on the host: ids are copied to the host and rows
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store.base import FeatureStore, Triple, Wanted
-from hoploom.system import memory_limit
+from hoploom.system import Closing, memory_limit
 
 LEAST_FREE = 2 << 30  # bytes of device memory that "auto" leaves to training,
 FREE_SHARE = 4  # and a quarter of what is free
@@ -86,7 +85,7 @@ class Placement:
 
 
 @dataclass(frozen=True, repr=False)
-class PlacedStore:
+class PlacedStore(Closing):
     """The tensors of a store that GPU kernels read, copied by `hoploom.place`."""
 
     schema: Schema
@@ -168,15 +167,6 @@ class PlacedStore:
     def close(self) -> None:
         """Close the shared host memory; raise StoreError if the device may still read it."""
         self.lease.close()
-
-    def __enter__(self) -> "PlacedStore":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with nullcontext() if error is None else suppress(StoreError):  # keep the first error
-            self.close()
 
     def field(self, owner: TypeKey, name: str) -> Field:
         """Return a field's dtype and shape."""

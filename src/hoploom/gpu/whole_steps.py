@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Seeds
-from hoploom.errors import ConfigError, TrainError
+from hoploom.errors import ConfigError
 from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, plan_hops, probe, sizes_of_probes, used_capacity
 from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
@@ -34,7 +34,7 @@ from hoploom.ops import InEdges
 from hoploom.ranks.context import Context, unwrap
 from hoploom.schema import FEATURES, RelationName
 from hoploom.store import Wanted
-from hoploom.system import StopRequests
+from hoploom.system import Closing, StopRequests
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, StepResult, Training, mixed
 from hoploom.train.tasks import NodeTask
@@ -252,7 +252,7 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
     return maker
 
 
-class WholeStep:
+class WholeStep(Closing):
     """Training steps of a learner on a placed store, as CUDA graphs: give the class to `fit` as `stepper=WholeStep`.
 
     Create a WholeStep after you have restored the learner: a recording keeps the addresses of the parameters and of
@@ -313,13 +313,6 @@ class WholeStep:
             last_first.callback(self.learn_stream.close)
             last_first.callback(self.fill_stream.close)
 
-    def __enter__(self) -> "WholeStep":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with nullcontext() if error[0] is None else suppress(TrainError):  # keep the first error
-            self.close()
-
     def epoch(self) -> Iterator[StepReport]:
         """Run the steps left in the loader's epoch; yield the report of each step, with its loss, two steps later."""
         requests = StopRequests()
@@ -376,7 +369,7 @@ class WholeStep:
         slot.send_loss(losses.detach().double().sum())
 
 
-class WholeSteps:
+class WholeSteps(Closing):
     """The steps left in an epoch. The next batch is filled while the model learns from the current one."""
 
     def __init__(self, whole: WholeStep, epoch: EpochSteps) -> None:
@@ -453,8 +446,5 @@ class WholeSteps:
         batches = ((self._epoch.make(one), num_seeds, True) for one in (step,))
         return whole.stepper.take(batches, num_seeds, requests).reports[0]
 
-    def __enter__(self) -> "WholeSteps":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._left.clear()

@@ -7,11 +7,9 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from hoploom import ops
 from hoploom.config.values import as_int, nearest, printable
-from hoploom.errors import ConfigError, PeerError, StoreError
+from hoploom.errors import ConfigError, StoreError
 from hoploom.ops import EdgeLists, InEdges, MappedFile, Reads
 from hoploom.schema import DTYPES, EDGE_ID, Field, NodeType, Relation, RelationName, Schema, TypeKey, check_schema
 from hoploom.store import format as layout
@@ -46,13 +44,13 @@ from hoploom.store.learned_fields import LearnedRows
 from hoploom.store.sharded import LocalEdgeFields, Sharded
 from hoploom.store.views import Explored
 from hoploom.store.write import write_parts
-from hoploom.system import memory_limit
+from hoploom.system import Closing, memory_limit
 
 NODES_AT_ONCE = 1 << 22  # whose degrees are in memory together
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # == compares identity, so that it reads nothing
-class Store(Explored):
+class Store(Explored, Closing):
     """A graph with its features, labels and splits, in memory, on disk or on servers.
 
     >>> store = hoploom.open("papers.store")
@@ -119,15 +117,6 @@ class Store(Explored):
     def placed(self) -> Any:
         """The copy that `hoploom.place` made for a GPU (a PlacedStore; print it), or None."""
         return self.deployment.placed
-
-    def __enter__(self) -> "Store":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with nullcontext() if error is None else suppress(StoreError, PeerError):  # the first error is raised
-            self.deployment.close()
 
     def require_whole(self) -> None:
         """Raise StoreError if a mapped file can no longer be read: tensors that Python reads might then show zeros."""

@@ -8,7 +8,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
@@ -19,14 +19,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hoploom import keys
 from hoploom.config.values import as_int, as_number
-from hoploom.errors import BatchError, ConfigError, TrainError
+from hoploom.errors import ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.nn.embedding import Embedding
 from hoploom.ops.deadline import BUSY, reached
 from hoploom.ranks.agreement import detector_here
 from hoploom.ranks.context import Context
-from hoploom.system import StopRequests
+from hoploom.system import Closing, StopRequests
 from hoploom.train.batch_adapter import adapted
 from hoploom.train.checkpoint import MINUTES, Checkpoint, Stateful, last_good, learned_parts
 from hoploom.train.link_prediction import LinkPrediction
@@ -461,7 +461,7 @@ class Stepper:
         self._learner.progress.rows += rows
 
 
-class EagerSteps:
+class EagerSteps(Closing):
     """The steps left in the loader's epoch, taken without CUDA graphs and with batches that are not padded."""
 
     def __init__(self, stepper: Stepper, loader: Loader, accumulate: int) -> None:
@@ -488,12 +488,8 @@ class EagerSteps:
     def rest(self) -> list[StepReport]:
         return []  # every loss is known once its step is taken
 
-    def __enter__(self) -> "EagerSteps":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with nullcontext() if error[0] is None else suppress(BatchError):  # the first error is the one to raise
-            self._batches.close()
+    def close(self) -> None:
+        self._batches.close()
 
 
 def check_closure(optimizer: Optimizer) -> None:
