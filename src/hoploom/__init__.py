@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         MultiLabel as MultiLabel,
         NodeClassification as NodeClassification,
         NodeRegression as NodeRegression,
+        SeveralTasks as SeveralTasks,
     )
     # isort: on
 
@@ -74,7 +75,7 @@ _NAMES = {
     "train.loop": "evaluate fit",
     "train.runs.run": "load_run",
     "train.step": "Learner Training",
-    "train.tasks": "MultiLabel NodeClassification NodeRegression",
+    "train.tasks": "MultiLabel NodeClassification NodeRegression SeveralTasks",
 }
 _HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOMES, "partition"])  # partition is a package that can be called

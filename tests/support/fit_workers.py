@@ -24,7 +24,7 @@ from hoploom.train.journal import Journal
 from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import Outcome, evaluate, fit
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import MultiLabel, NodeClassification, NodeRegression
+from hoploom.train.tasks import MultiLabel, NodeClassification, NodeRegression, SeveralTasks
 from support.loader_workers import a_share_read_by_rank_0_alone
 
 NUM_NODES, NUM_TRAIN, NUM_CLASSES = 123, 53, 3  # 53 seeds in global batches of 16: the tail has 5
@@ -258,6 +258,8 @@ def all_metrics(context: Context) -> dict[str, dict[str, float]]:
         "labels": (4, MultiLabel(4, label="labels")),
         "amount": (1, NodeRegression(label="amount")),
     }
+    several = SeveralTasks({name: task for name, (_, task) in tasks.items()}, {"amount": 0.5})
+    tasks["several"] = several.columns[0], several
     found = {"links": evaluate(ScoredSage(), link_loader(shuffle=False), LinkPrediction(), context)}
     ranked, batch = LinkPrediction(loss="bpr", metrics=RANKED), {"shuffle": False, "neg_sampling": TRIPLETS}
     found["ranked links"] = evaluate(ScoredSage(), link_loader(**batch), ranked, context)

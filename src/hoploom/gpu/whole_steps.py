@@ -37,7 +37,7 @@ from hoploom.store import Wanted
 from hoploom.system import Closing, StopRequests
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, StepResult, Training, mixed
-from hoploom.train.tasks import NodeTask
+from hoploom.train.tasks import NodeTask, SeveralTasks
 
 SLOTS = 2  # one is filled while the other is learned from
 STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' address a multiple of 16
@@ -217,7 +217,10 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
     reasons = [
         (is_distributed, f"are for one process, this is one of {loader.world_size}"),
         (not isinstance(model, GNN), f"are for the models of hoploom.nn, the model is a {type(model).__name__}"),
-        (not isinstance(task, NodeTask), f"are for tasks on nodes, the task is {type(task).__name__}"),
+        (
+            not isinstance(task, NodeTask) or isinstance(task, SeveralTasks),
+            f"are for one task on nodes, the task is {type(task).__name__}",
+        ),
         (bool(getattr(model, "edge_fields", ())), "read no fields of edges; make the model without edges and weights"),
         (isinstance(model, GNN) and model.shape.norm == "batch", "have no batch norm; make the model with norm=True"),
         (training.precision == "fp16", 'are not for "fp16": it asks the host at every step; take "bf16" or "fp32"'),

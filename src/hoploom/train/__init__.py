@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hoploom.train.loop import Outcome as Outcome, evaluate as evaluate, fit as fit
     from hoploom.train.step import Learner as Learner, StepReport as StepReport, Training as Training
     from hoploom.train.tasks import MultiLabel as MultiLabel, NodeClassification as NodeClassification
-    from hoploom.train.tasks import NodeRegression as NodeRegression, Task as Task
+    from hoploom.train.tasks import NodeRegression as NodeRegression, SeveralTasks as SeveralTasks, Task as Task
     # isort: on
 
 # Imported at first use: a program that only talks to other ranks need not import PyG, which takes seconds.
@@ -25,7 +25,7 @@ _NAMES = {
     "train.link_prediction": "LinkPrediction",
     "train.loop": "Outcome evaluate fit",
     "train.step": "Learner StepReport Training",
-    "train.tasks": "MultiLabel NodeClassification NodeRegression Task",
+    "train.tasks": "MultiLabel NodeClassification NodeRegression SeveralTasks Task",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

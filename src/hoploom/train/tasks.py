@@ -4,8 +4,9 @@ Labels are checked in every batch. On a GPU, this would wait for the device, so 
 checked once, before the first batch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
 
-from hoploom.config.values import nearest
+from hoploom.config.values import as_number, nearest
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.schema import ORIGINAL_ID, holds_text
@@ -131,6 +132,11 @@ class NodeTask(MonitoredTask):
 
     label: str = "y"
     node_type: str | None = None  # of the seeds; None: the only type with seeds
+
+    @property
+    def labels(self) -> list[str]:
+        """The fields of the seeds' node type that the task reads."""
+        return [self.label]
 
     @property
     def columns(self) -> tuple[int, str]:
@@ -355,3 +361,107 @@ class NodeRegression(NodeTask):
             rmse=kinds.MeanSquaredError(squared=False),
             r2=kinds.R2Score(),
         )
+
+
+LabelTask = NodeClassification | MultiLabel | NodeRegression
+
+
+@dataclass(frozen=True)
+class SeveralTasks(NodeTask):
+    """Several tasks on the same nodes, by name. A model has the outputs of all side by side: a head for each task.
+
+    The loss of a node is the sum of the tasks' losses times their weights, 1 by default. A null label (NaN, or -1 if
+    labels are no fractions) leaves the node out of its task. The metrics are "topic_accuracy", "year_rmse" and so on.
+
+    >>> tasks = {"topic": NodeClassification(16), "year": NodeRegression(label="year")}
+    >>> SeveralTasks(tasks, weights={"year": 0.1}, best="topic_accuracy")
+    """
+
+    tasks: Mapping[str, LabelTask]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    best: str = "loss"
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ConfigError("tasks is empty; give at least one task by name")
+        for name, weight in self.weights.items():
+            if name not in self.tasks:
+                raise ConfigError(f"weights has {name!r}, and the tasks are {list(self.tasks)}")
+            as_number(f"weights[{name!r}]", weight, "give a number of at least 0")
+        super().__post_init__()
+
+    @property
+    def labels(self) -> list[str]:
+        return [task.label for task in self.tasks.values()]
+
+    @property
+    def columns(self) -> tuple[int, str]:
+        return sum(task.columns[0] for task in self.tasks.values()), "outputs of all tasks"
+
+    @property
+    def monitor(self) -> tuple[str, Mode]:
+        best, _ = super().monitor
+        metric = next((best.removeprefix(f"{name}_") for name in self.tasks if best.startswith(f"{name}_")), best)
+        return best, "min" if metric in SMALLER_IS_BETTER else "max"
+
+    def targets(self, batch: Batch) -> Tensor:
+        storage, node_type, num_seeds = _seeds(batch, self.node_type)
+        found = []
+        for task in self.tasks.values():
+            if task.label not in storage:
+                raise task._no_label(node_type, sorted(storage.keys()))
+            labels = storage[task.label][:num_seeds]
+            if not labels.is_cuda:
+                there = _are_there(task, labels)
+                task.read(labels[there], storage["n_id"][:num_seeds][there])
+            found.append(labels.double().view(num_seeds, -1))
+        return torch.cat(found, dim=1)
+
+    def check(self, store: Store, nodes: Tensor, node_type: str | None = None) -> None:
+        node_type = node_type or self.node_type or store.schema.node_types[0].name
+        for task in self.tasks.values():
+            if task.label not in (fields := store.schema.node_type(node_type).fields):
+                raise task._no_label(node_type, sorted(fields))
+            for some in torch.split(nodes, LABELS_AT_ONCE):
+                labels = store.features.gather([Wanted(node_type, task.label, some)])[0]
+                task.check(store, some[_are_there(task, labels)], node_type)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        total = outputs.new_zeros(len(outputs), dtype=torch.float32)
+        for name, (task, scores, labels) in self._parts(outputs, targets).items():
+            there = _are_there(task, labels)
+            wanted, _, _ = task.judge(labels.masked_fill(~there.unsqueeze(1), 0))
+            losses = task.losses(scores, wanted)
+            total = total + self.weights.get(name, 1.0) * losses.masked_fill(~there, 0)
+        return total
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        parts = torch.split(outputs, [task.columns[0] for task in self.tasks.values()], dim=1)
+        return torch.cat([task.scores(own) for task, own in zip(self.tasks.values(), parts, strict=True)], dim=1)
+
+    def new_metrics(self, device: torch.device) -> "MetricCollection":
+        found = dict[str, Any]()
+        for name, task in self.tasks.items():
+            for key, metric in task.new_metrics(device).items():
+                metric.update = partial(self._update, name, metric.update)  # type: ignore[method-assign]
+                found[f"{name}_{key}"] = metric
+        return collection(device, **found)
+
+    def _update(self, name: str, update: Callable[..., None], outputs: Tensor, targets: Tensor) -> None:
+        """Update a metric of the task `name` with the rows that have a label."""
+        task, scores, labels = self._parts(outputs, targets)[name]
+        there = _are_there(task, labels)
+        update(scores[there], task.judge(labels[there])[0])
+
+    def _parts(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[LabelTask, Tensor, Tensor]]:
+        """Return, by task, the task and its columns of the outputs and of the targets."""
+        widths = [task.columns[0] for task in self.tasks.values()]
+        own = [1 if isinstance(task, NodeClassification) else task.columns[0] for task in self.tasks.values()]
+        both = torch.split(outputs, widths, dim=1), torch.split(targets, own, dim=1)
+        return dict(zip(self.tasks, zip(self.tasks.values(), *both, strict=True), strict=True))
+
+
+def _are_there(task: NodeTask, labels: Tensor) -> Tensor:
+    """Return which labels are not null: [n] bool."""
+    nulls = labels.isnan() if isinstance(task, NodeRegression) else labels.isnan() | labels.eq(-1)
+    return ~nulls.view(len(labels), -1).all(dim=1)

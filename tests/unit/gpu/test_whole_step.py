@@ -266,7 +266,7 @@ def test_hoploom_train_takes_whole_steps(device: torch.device, tmp_path: Path) -
     [
         ("train.accumulate=2", "do not go with train.accumulate"),
         ('model.factory="a:b"', "are for the built-in models"),
-        ("task.kind=link-prediction", "are for tasks on nodes"),
+        ("task.kind=link-prediction", "are for one task on nodes"),
         ("train.precision=fp16", 'take "bf16"'),
         ("loader.temporal=last", "do not go with loader.temporal"),
     ],

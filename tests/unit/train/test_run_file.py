@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 from support import ROOT
+from support.fit_workers import labelled
 from support.key_tables import condition_of, key_table
 from support.refusals import assert_raises
 
+import hoploom
 from hoploom import ConfigError
 from hoploom.config.rules import REQUIRED, default_of, key_of, keys_in
 from hoploom.config.values import as_toml
 from hoploom.deploy.resolve import read_cluster
 from hoploom.ingest.tables.graph_file import read_graph
+from hoploom.ranks.context import init
 from hoploom.train.runs.first_run_file import template
+from hoploom.train.runs.run import load_run, run
 from hoploom.train.runs.run_file import (
     FIELDS,
     HEADINGS,
@@ -314,3 +318,33 @@ def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) ->
     for read, own in ((read_run_file, run), (read_graph, graph), (read_cluster, cluster)):
         for path in said.keys() - {own}:
             assert_raises(ConfigError, said[path], read, path)
+
+
+def several_run(folder: Path, task: str) -> Any:
+    graph = labelled()
+    graph.test_mask = graph.val_mask
+    hoploom.from_pyg(graph).save(folder / "graph.store")
+    text = f'store = "graph.store"\n[task]\n{task}\n[model]\nhidden = 8\n[loader]\nthreads = 1\n[train]\nepochs = 9\n'
+    return run(parse_run_file(text + "[output]\nloggers = []\n", folder=folder), init(device="cpu"), progress=False)
+
+
+def test_a_run_learns_several_labels_of_its_nodes(tmp_path: Path) -> None:
+    more = 'more = { amount = "node-regression", labels = "multi-label" }'
+    result = several_run(tmp_path, f"{more}\nweights = {{ amount = 0.5 }}")
+    first, last = result.outcome.history[0], result.outcome.history[-1]
+    assert {"y_accuracy", "amount_rmse", "labels_auroc"} <= set(last)
+    assert (result.monitor, last["train_loss"] < first["train_loss"]) == ("y_accuracy", True)
+    assert load_run(result.folder).model.out_channels == 3 + 1 + 4
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ('more = { amount = "regression" }', "task.more"),
+        ('more = { absent = "multi-label" }', "task.more is 'absent', no field of 'node'"),
+        ("weights = { amount = 0.5 }", "task.weights: weights has 'amount', and the tasks are"),
+    ],
+)
+def test_further_labels_that_cannot_be_are_refused(task: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        several_run(tmp_path, task)

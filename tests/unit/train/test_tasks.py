@@ -30,7 +30,7 @@ from hoploom.nn import GraphSAGE
 from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import evaluate, fit
 from hoploom.train.step import Learner, Training
-from hoploom.train.tasks import MultiLabel, NodeClassification, NodeRegression, NodeTask, Task
+from hoploom.train.tasks import MultiLabel, NodeClassification, NodeRegression, NodeTask, SeveralTasks, Task
 
 CPU = torch.device("cpu")
 
@@ -422,3 +422,91 @@ def test_other_fanouts_than_layers_are_told(mode: str) -> None:
     message = "with 2 fanouts, the model has 3 layers; give num_neighbors one fanout per"
     assert_raises(ConfigError, message, lambda: fit(learner, Training(1, progress=False), alone()))
     assert_raises(ConfigError, message, lambda: evaluate(model, loader, task, alone()))
+
+
+# --- several tasks ---------------------------------------------------------------------------
+
+
+def several(**options: Any) -> SeveralTasks:
+    tasks = {"class": NodeClassification(3), "labels": MultiLabel(4, label="labels")}
+    tasks |= {"amount": NodeRegression(label="amount")}
+    return SeveralTasks(tasks, **{"weights": {"amount": 0.5, "labels": 0.0}} | options)
+
+
+def test_the_loss_of_several_tasks_is_their_weighted_sum() -> None:
+    batch, task = first_batch(), several()
+    outputs = task.outputs(Sage(8), batch).requires_grad_()
+    classes, _, amounts = torch.split(outputs, [3, 4, 1], dim=1)
+    wanted = functional.cross_entropy(classes, batch.y[:16], reduction="none")
+    wanted = wanted + 0.5 * (amounts[:, 0] - batch.amount[:16]).square()
+    torch.testing.assert_close(task.losses(outputs, task.targets(batch)), wanted)
+
+
+def test_a_node_without_a_label_is_left_out_of_that_task_alone() -> None:
+    batch, task = first_batch(), several(weights={})
+    batch.y[3], batch.amount[5], batch.labels[:2] = -1, torch.nan, torch.nan
+    outputs = task.outputs(Sage(8), batch).detach().requires_grad_()
+    task.losses(outputs, task.targets(batch)).sum().backward()
+    assert outputs.grad is not None
+    zeros = outputs.grad.eq(0)
+    assert zeros[:, :3].all(1).nonzero().flatten().tolist() == [3]
+    assert zeros[:, 3:7].all(1).nonzero().flatten().tolist() == [0, 1]
+    assert zeros[:, 7].nonzero().flatten().tolist() == [5]
+    metrics = task.new_metrics(CPU)
+    metrics.update(task.scores(outputs), task.targets(batch))
+    there = torch.arange(16) != 3
+    accuracy = (outputs[:, :3].argmax(1) == batch.y[:16])[there].double().mean()
+    assert float(metrics.compute()["class_accuracy"]) == pytest.approx(float(accuracy))
+
+
+def test_several_tasks_have_the_metrics_of_each() -> None:
+    task, model = several(best="amount_rmse"), Sage(8)
+    found = evaluate(model, val_loader(), task, alone())
+    for name, (first, end) in {"class": (0, 3), "labels": (3, 7), "amount": (7, 8)}.items():
+
+        class Head(nn.Module):
+            def forward(self, batch: Any, span: slice = slice(first, end)) -> Tensor:
+                return model(batch)[:, span]
+
+        for key, value in evaluate(Head(), val_loader(), task.tasks[name], alone()).items():
+            if key != "loss":
+                assert found[f"{name}_{key}"] == pytest.approx(value), (name, key)
+    assert task.monitor == ("amount_rmse", "min")
+    assert several(best="class_accuracy").monitor == ("class_accuracy", "max")
+
+
+def test_several_tasks_learn_together() -> None:
+    model, task = Sage(8), several(best="class_accuracy")
+    learner = Learner(model, torch.optim.Adam(model.parameters(), 0.05), task, train_loader())
+    outcome = fit(
+        learner, Training(8, progress=False), alone(), validate=lambda: evaluate(model, val_loader(), task, alone())
+    )
+    assert outcome.history[-1]["class_accuracy"] > 0.5
+    assert outcome.history[-1]["amount_rmse"] < outcome.history[0]["amount_rmse"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tasks": {}}, "tasks is empty"),
+        ({"weights": {"other": 1.0}}, "weights has 'other', and the tasks are"),
+        ({"weights": {"amount": -1.0}}, "weights\\['amount'\\] is -1.0"),
+        ({"best": "accuracy"}, "best is 'accuracy', no metric of SeveralTasks"),
+    ],
+)
+def test_several_tasks_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        SeveralTasks(**{"tasks": several().tasks} | options)
+
+
+def test_a_label_that_is_wrong_in_one_task_is_refused() -> None:
+    batch = first_batch()
+    batch.y[2] = 7
+    with pytest.raises(DataError, match="y=7; classes are 0 to 2"):
+        several().targets(batch)
+    graph = labelled()
+    graph.y[2], graph.amount[4] = 7, torch.nan
+    with pytest.raises(DataError, match="node 2 is a seed with the label y=7"):
+        several().check(hoploom.from_pyg(graph), torch.arange(9))
+    with pytest.raises(ConfigError, match="has no field 'absent'"):
+        SeveralTasks({"a": NodeClassification(3, label="absent")}).check(store(), torch.arange(9))

@@ -124,5 +124,5 @@ def loader_options(model: GNN, store: Store, task: Task, *, are_whole: bool) -> 
     fields: dict[Any, Sequence[str]] = dict(model.fields)
     if isinstance(task, NodeTask):
         name = task.node_type or store.schema.node_types[0].name
-        fields[name] = [*fields.get(name, ()), task.label]
+        fields[name] = [*fields.get(name, ()), *task.labels]
     return {"aggregate": reduce, "degrees": model.needs_degrees, "fields": None if are_whole else fields}

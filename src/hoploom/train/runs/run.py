@@ -57,7 +57,7 @@ from hoploom.train.runs.run_file import (
 )
 from hoploom.train.runs.schedules import learn_rows, make_optimizer, make_scheduler
 from hoploom.train.step import Learner, MakeStepper, Training
-from hoploom.train.tasks import NodeTask, Task
+from hoploom.train.tasks import Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
 NUM_BATCHES = 64  # batches that are sampled to choose the rows to cache
@@ -305,21 +305,38 @@ def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     node_type = _labelled_type(run_file, store.schema)
     names = {split: getattr(run_file.task, split) for split in SPLITS}
     nodes = {split: store.split(name, node_type.name) for split, name in names.items() if name}
-    section, field = run_file.task, node_type.fields[run_file.task.label]
-    common: dict[str, Any] = {"label": section.label, "node_type": node_type.name}
-    width = field.shape[0] if field.shape else 1
-    task: NodeTask
-    if section.kind == "multi-label":
-        task = tasks.MultiLabel(num_labels=width, **common)
-    elif section.kind == "node-regression":
-        task = tasks.NodeRegression(num_targets=width, loss=section.loss or "mse", **common)  # type: ignore[arg-type]
-    else:
-        count = section.num_classes or _count_classes(run_file, store, node_type, list(nodes.values()))
-        task = tasks.NodeClassification(num_classes=count, **common)
+    section, splits = run_file.task, list(nodes.values())
+    found = {label: _node_task(run_file, store, node_type, splits, label) for label in (section.label, *section.more)}
+    task: tasks.LabelTask | tasks.SeveralTasks = found[section.label]
+    if section.more or section.weights:
+        best = f"{section.label}_{task.monitor[0]}"
+        try:
+            task = tasks.SeveralTasks(found, section.weights, best, node_type=node_type.name)
+        except ConfigError as error:
+            raise run_file.problem("task.weights", f"task.weights: {error}") from error
     for ids in nodes.values():
         task.check(store, ids)
     seeds = {split: names[split] if store.schema.homogeneous else (node_type.name, names[split]) for split in nodes}
     return TrainingSetup(store, task, task.columns[0], seeds, (node_type.name,))
+
+
+def _node_task(
+    run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor], label: str
+) -> tasks.LabelTask:
+    """Return the task of one label of the seeds: that of task.label, or one of task.more."""
+    section, common = run_file.task, dict[str, Any](label=label, node_type=node_type.name)
+    if label not in node_type.fields:
+        key = "task.label" if label == section.label else "task.more"
+        message = f"{key} is {label!r}, no field of {node_type.name!r}"
+        raise unknown_name(run_file, key, message, label, list(node_type.fields))
+    field, kind = node_type.fields[label], section.more.get(label, section.kind)
+    width = field.shape[0] if field.shape else 1
+    if kind == "multi-label":
+        return tasks.MultiLabel(num_labels=width, **common)
+    if kind == "node-regression":
+        return tasks.NodeRegression(num_targets=width, loss=section.loss or "mse", **common)  # type: ignore[arg-type]
+    given = section.num_classes if label == section.label else None
+    return tasks.NodeClassification(given or _count_classes(run_file, store, node_type, splits, label), **common)
 
 
 def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
@@ -344,28 +361,25 @@ def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
             raise run_file.problem(f"task.{split}", message)
         if name and not node_type.splits[name]:
             raise run_file.problem(f"task.{split}", f"the split {name!r} of {node_type.name!r} is empty; name another")
-    if task.label not in node_type.fields:
-        message = f"task.label is {task.label!r}, no field of {node_type.name!r}"
-        raise unknown_name(run_file, "task.label", message, task.label, list(node_type.fields))
     if run_file.loader.temporal and schema.time not in node_type.fields:
         message = f"loader.temporal is set, but no field dates the seeds, nodes of type {node_type.name!r}"
         raise run_file.problem("loader.temporal", f"{message}; leave it out, or use NeighborLoader(input_time=...)")
     return node_type
 
 
-def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor]) -> int:
+def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor], label: str) -> int:
     """Return the number of classes: one more than the largest label in all splits."""
-    label, field = run_file.task.label, node_type.fields[run_file.task.label]
+    field, key = node_type.fields[label], "task.label" if label == run_file.task.label else "task.more"
     if field.shape not in ((), (1,)):
         message = f"{label!r} of {node_type.name!r} has rows of shape {list(field.shape)}, not one class each"
-        raise run_file.problem("task.label", f'{message}; use task.kind = "multi-label", or another label')
+        raise run_file.problem(key, f'{message}; use task.kind = "multi-label", or another label')
     largest = -1.0
     for some in (piece for nodes in splits for piece in torch.split(nodes, tasks.LABELS_AT_ONCE) if piece.numel()):
         labels = store.features.gather([Wanted(node_type.name, label, some)])[0].double()
         largest = max(largest, float(labels.nan_to_num(-1.0).max()))
     if not 1 <= largest < MOST_CLASSES:
         message = f"the largest label {label!r} of the splits is {largest:g}; classes are 0, 1, 2, ..."
-        raise run_file.problem("task.label", f'{message}; use another label, or task.kind = "node-regression"')
+        raise run_file.problem(key, f'{message}; use another label, or task.kind = "node-regression"')
     return int(largest) + 1
 
 

@@ -70,6 +70,8 @@ RELATION_FANOUTS = rules.table_of(
     rules.FANOUTS, 'a table of lists by relation, e.g. { "author writes paper" = [5, 5] }'
 )
 LEARNED = rules.table_of(rules.whole(1), "a table of widths by node type, e.g. { user = 128 }")
+MORE = rules.table_of(rules.choice(*NODE_KINDS), 'a table of kinds by field, e.g. { year = "node-regression" }')
+WEIGHTS = rules.table_of(rules.number(), "a table of numbers by field, e.g. { year = 0.1 }")
 CATEGORIES = rules.table_of(rules.whole(1), "a table of numbers by field, e.g. { kind = 12 }")
 ROW_OPTIMIZERS = tuple(rule.name for rule in RowRule)
 TOPOLOGY = accepted('"cuda", "host" or "auto"', read_topology, words=("cuda", "host", "auto"))
@@ -90,6 +92,8 @@ class TaskSection:
         None, "the node type to train on, if several have splits", rules.TEXT, example="paper", only=OF_NODES
     )
     label: str = key("y", "the field that holds the labels", rules.TEXT, only=OF_NODES)
+    more: dict[str, str] = key({}, "further labels to learn, by field: node-regression, ...", MORE, only=OF_NODES)
+    weights: dict[str, float] = key({}, "weights of the labels' losses, by field; 1 by default", WEIGHTS, only=OF_NODES)
     num_classes: int | None = key(
         None, "number of classes; default: counted from the labels", rules.whole(2), example=16, only=OF_CLASSES
     )
@@ -535,7 +539,7 @@ def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
         "need a graph on the device; set placement.topology and placement.features": None
         in (placement.topology, placement.features),
         "are for the built-in models": model.factory is not None,
-        "are for tasks on nodes": run_file.task.kind == LINKS,
+        "are for one task on nodes": run_file.task.kind == LINKS or bool(run_file.task.more),
         "have no batch norm; take model.norm = true": model.norm == "batch",
         "read no fields of edges; leave model.edges and model.weights out": bool(model.edges or model.weights),
         "do not go with loader.temporal": run_file.loader.temporal is not None,
