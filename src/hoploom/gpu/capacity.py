@@ -1,20 +1,16 @@
 """Sizes of batches that are sampled on a device: which sizes the device counts, and how large its buffers are.
 
-A loader's buffers grow with the batches seen. Steps that are CUDA graphs need buffers of fixed sizes: the largest sizes
-of some sampled batches plus a margin, at most the largest possible. The rare batch that does not fit is trained on
-without fixed buffers. The device's array of sizes is called `totals`, and the index of a size in it is a slot.
+A loader's buffers grow with the batches seen. Steps that are CUDA graphs need buffers of fixed sizes: the sizes that a
+loader needed for some batches plus a margin, at most the largest possible. The rare batch that does not fit is trained
+on without fixed buffers. The device's array of sizes is called `totals`, and the index of a size in it is a slot.
 """
 
 import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
 from typing import NamedTuple
 
-from hoploom.batch import Sampled
-from hoploom.load.maker import NodeMaker
-from hoploom.load.order import Order
 from hoploom.sample.hops import Sampling
 from hoploom.schema import Schema
 
@@ -163,44 +159,13 @@ def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
     return capacity.combine(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
 
 
-def probe(maker: NodeMaker, order: Order, batch_size: int, most: int = PROBED) -> list[Sampled]:
-    """Sample up to `most` batches of full size from all over an epoch; return them, without features."""
-    full = [step for step in order.steps if order.step(step).indices.numel() == batch_size]
-    return [maker.sample(order.step(step)) for step in full[:: max(1, len(full) // most)][:most]]
-
-
-def sizes_of_probes(
-    plan: HopPlan, batches: Sequence[Sampled], num_seeds: Sequence[int], margin: float, rounded: int = ROUNDED
+def fixed_capacity(
+    plan: HopPlan, seen: Capacity, num_seeds: Sequence[int], margin: float, rounded: int = ROUNDED
 ) -> Capacity:
-    """Return the largest sizes of the batches plus a margin, in multiples of `rounded`, up to the largest possible."""
+    """Return the sizes seen plus a margin, in multiples of `rounded`, up to the largest possible."""
 
-    def enough(seen: int, most: int) -> int:
-        return min(-(-int(min(seen * (1 + margin), most)) // rounded) * rounded, most)
+    def enough(size: int, most: int) -> int:
+        return min(-(-int(min(size * (1 + margin), most)) // rounded) * rounded, most)
 
-    seen = reduce(partial(Capacity.combine, function=max), (used_capacity(plan, _totals(plan, one)) for one in batches))
     found = seen.combine(first_capacity(plan, num_seeds, sys.maxsize), enough)
     return found._replace(nodes=tuple((count, *own[1:]) for count, own in zip(num_seeds, found.nodes, strict=True)))
-
-
-def _totals(plan: HopPlan, batch: Sampled) -> list[int]:
-    """Return the sizes of a batch in the order in which the device stores them in its array `totals`."""
-    names = [node_type.name for node_type in plan.schema.node_types]
-    keys = [relation.key for relation in plan.schema.relations]
-    if plan.is_blocks:
-        inwards = batch.blocks[::-1]
-        first = inwards[0].num_destinations
-        nodes = [[first[name], *(block.num_sources[name] for block in inwards)] for name in names]  # type: ignore[index]
-        edges = [[block.edge_index[key].shape[1] for block in inwards] for key in keys]  # type: ignore[index]
-    else:
-        assert batch.num_nodes is not None
-        assert batch.num_edges is not None
-        nodes = [list(itertools.accumulate(own)) for own in batch.num_nodes]
-        edges = [list(itertools.accumulate(own)) for own in batch.num_edges]
-    sizes = [0] * plan.num_slots
-    for slots, own in zip(plan.nodes, nodes, strict=True):
-        for slot, size in zip(slots[1:], own, strict=True):
-            sizes[slot] = size
-    for hops, own in zip(plan.picks, edges, strict=True):
-        for (_, end), size in zip(hops, own, strict=True):
-            sizes[end] = size
-    return sizes

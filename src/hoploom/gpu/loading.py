@@ -127,13 +127,19 @@ class DeviceSampling:
         sample_on_device(plan, lists, idle.maps, on_device, key, idle.into)
         return Enqueued(seeds, staged, block, idle, self._pool.read_async(idle.into.totals))
 
-    def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
-        """Wait for the batch's sizes; sample again until the batch fits the buffers, then copy it to `memory`."""
-        plan, seeds = self._plan, begun.seeds
-        assert plan is not None
+    def capacity_of(self, share: StepShare) -> Capacity:
+        """Sample the batch of these seeds, and return the capacity that it needs."""
+        begun, sizes = self._fitting(self.begin(share))
+        self._idle.append(begun.buffers)
+        assert self._plan is not None
+        return used_capacity(self._plan, sizes)
+
+    def _fitting(self, begun: Enqueued) -> tuple[Enqueued, list[int]]:
+        """Wait for the batch's sizes; sample again until the batch fits the buffers. Return it and its sizes."""
+        assert self._plan is not None
         while True:
             sizes = [size for size, _ in begun.sizes.wait()]
-            if begun.buffers.into.capacity.holds(seen := used_capacity(plan, sizes)):
+            if begun.buffers.into.capacity.holds(seen := used_capacity(self._plan, sizes)):
                 break
             with self._lock:
                 assert self._capacity is not None
@@ -143,6 +149,13 @@ class DeviceSampling:
                 begun = self._run(begun.seeds, begun.staged, begun.block, begun.buffers)
         if (fault := fault_of(sizes)) is not None:
             raise fault
+        return begun, sizes
+
+    def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
+        """Wait for the batch's sizes, then copy the batch to `memory`."""
+        begun, sizes = self._fitting(begun)
+        plan, seeds = self._plan, begun.seeds
+        assert plan is not None
         with self._pool.side_stream():
             sampled = sampled_of(plan, begun.buffers.into, sizes, seeds.first_tree, memory.copy)
             for trees in sampled.trees or ():

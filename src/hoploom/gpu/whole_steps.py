@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -21,9 +21,11 @@ from torch_geometric.data import Data, HeteroData
 
 from hoploom.batch import Seeds
 from hoploom.errors import ConfigError
-from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, plan_hops, probe, sizes_of_probes, used_capacity
+from hoploom.gpu.batch_memory import Pool
+from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, Capacity, fixed_capacity, plan_hops, used_capacity
 from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
+from hoploom.gpu.loading import DeviceSampling
 from hoploom.keys import as_int64
 from hoploom.load.assemble import IN_DEGREE, Batch
 from hoploom.load.loader import EpochSteps
@@ -289,13 +291,17 @@ class WholeStep(Closing):
         self.batch_size = size = learner.loader.batch_size
         self.seed_type = store.schema.type_index[maker.node_type]
         self.plan = plan_hops(store.schema, maker.sampler.sampling, [self.seed_type], with_indptr=True)
-        batches = probe(maker, learner.loader.rehearsal(), size, probed)
-        if not batches:
+        order = learner.loader.rehearsal()
+        full = [step for step in order.steps if order.step(step).indices.numel() == size]
+        if not full:
             raise not_recordable(
                 f"need a step of batch_size={size} seeds, and no step of an epoch has so many; give fewer"
             )
         num_seeds = [size if index == self.seed_type else 0 for index in range(len(store.schema.node_types))]
-        self.capacity = sizes_of_probes(self.plan, batches, num_seeds, training.margin, rounded)
+        sampling = DeviceSampling(maker, store.placed, Pool(device, context.timeout))
+        sizes = [sampling.capacity_of(order.step(step)) for step in full[:: max(1, len(full) // probed)][:probed]]
+        seen = reduce(partial(Capacity.combine, function=max), sizes)
+        self.capacity = fixed_capacity(self.plan, seen, num_seeds, training.margin, rounded)
         self.maps = make_maps(self.plan, device)  # for one batch at a time
         task.check(store, maker.nodes[:0], maker.node_type)
         labels = store.features.gather([Wanted(maker.node_type, task.label, maker.nodes)])[0]

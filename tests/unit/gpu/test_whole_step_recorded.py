@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.device_loaders import placed
 from support.graphs import ring
 from support.waiting import FROM_NUMBERS, NoWaiting
 from support.whole_steps import BATCH, homogeneous_learner, library_learner, taken
@@ -17,7 +18,8 @@ from triton.runtime.interpreter import GridExecutor
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader
-from hoploom.gpu.capacity import plan_hops, probe, sizes_of_probes
+from hoploom.gpu.batch_memory import Pool
+from hoploom.gpu.capacity import Capacity, HopPlan, fixed_capacity, plan_hops
 from hoploom.gpu.cuda_graph import (
     WARM_UP,
     LearningRates,
@@ -27,6 +29,7 @@ from hoploom.gpu.cuda_graph import (
     prepare_optimizer,
     without_gc,
 )
+from hoploom.gpu.loading import DeviceSampling
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import init
@@ -206,25 +209,31 @@ def test_nothing_is_collected_while_something_is_recorded(enabled: bool) -> None
         gc.enable()
 
 
+def seen(num_nodes: int, seeds: torch.Tensor, device: torch.device, **options: Any) -> tuple[HopPlan, Capacity]:
+    """Return the plan of all hops from four seeds on a ring, and the capacity of the first batch."""
+    store = placed(hoploom.from_pyg(ring(num_nodes)), device)
+    loader = NeighborLoader(store, input_nodes=seeds, batch_size=4, **options)
+    sampling = DeviceSampling(loader.maker, store.placed, Pool(device))
+    plan = plan_hops(store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
+    return plan, sampling.capacity_of(loader.rehearsal().step(0))
+
+
 @pytest.mark.parametrize("mode", ["subgraph", "blocks"])
-def test_sizes_are_what_batches_took_and_a_margin(mode: str) -> None:
+def test_sizes_are_what_batches_took_and_a_margin(mode: str, device: torch.device) -> None:
     """All neighbours on a ring of 40, four seeds far apart: each has two in-edges into nodes that no other one has."""
-    loader = NeighborLoader(ring(40), [-1, -1], torch.arange(0, 40, 10), batch_size=4, mode=mode)
-    maker = loader.maker
-    plan = plan_hops(loader.store.schema, maker.sampler.sampling, [0], with_indptr=True)
-    found = sizes_of_probes(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.5, rounded=1)
+    plan, took = seen(40, torch.arange(0, 40, 10), device, num_neighbors=[-1, -1], mode=mode)
+    found = fixed_capacity(plan, took, [4], margin=0.5, rounded=1)
     assert found.nodes == ((4, 18, 30),)  # 12 and 20 and a half more: from v to v + 1, v + 2, and on to v + 3, v + 4
     assert found.edges == ((12, 36),)  # 8, and 16 more; a block of 12 nodes has 24 by itself
-    narrow = sizes_of_probes(plan, probe(maker, loader.rehearsal(), 4), [4], margin=0.0, rounded=1)
+    narrow = fixed_capacity(plan, took, [4], margin=0.0, rounded=1)
     assert narrow.nodes == ((4, 12, 20),)
     assert found.holds(narrow)
     assert not narrow.holds(narrow._replace(nodes=((4, 12, 21),)))
 
 
-def test_sizes_are_never_more_than_there_is() -> None:
-    loader = NeighborLoader(ring(12), [2, 2], torch.arange(12), batch_size=4)
-    plan = plan_hops(loader.store.schema, loader.maker.sampler.sampling, [0], with_indptr=True)
-    found = sizes_of_probes(plan, probe(loader.maker, loader.rehearsal(), 4), [4], margin=1e308)
+def test_sizes_are_never_more_than_there_is(device: torch.device) -> None:
+    plan, took = seen(12, torch.arange(12), device, num_neighbors=[2, 2])
+    found = fixed_capacity(plan, took, [4], margin=1e308)
     assert found.edges[0][-1] == 24
     assert found.nodes[0][-1] <= 12 + 4
 
