@@ -6,7 +6,7 @@ softmax over all relations joins a softmax per relation, so edge lists are not m
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -30,6 +30,7 @@ from hoploom.nn.layers import (
     group,
     plus_bias,
     refuse_weights,
+    with_features,
     with_own,
 )
 from hoploom.ops import InEdges
@@ -199,23 +200,33 @@ class HGTConv(Conv):
             each = [self._attended(key, z[key], query, edges[key]) for key in keys]
             rows = self.out_lin.lins[module_name(name)](F.gelu(_joined(each, query)))
             if rows.shape[1] == x.shape[1]:
-                share = self.skip[module_name(name)].sigmoid()
-                rows = share * rows + (1 - share) * x
+                rows = torch.lerp(x, rows, self.skip[module_name(name)].sigmoid().to(rows.dtype))
             out[name] = rows
         return out
 
-    def _attended(self, key: RelationName, z: Tensor, query: Tensor, edges: InEdges) -> tuple[Tensor, Tensor]:
-        """Return the sums over one relation [n, heads, width], and the logarithms of its softmax's totals [n, heads].
+    def _attended(self, key: RelationName, z: Tensor, query: Tensor, edges: InEdges) -> "_Attended":
+        """Return the sums over one relation, of the destinations that have its edges.
 
         A matrix on all keys is the transposed matrix on the query, and one on all values is one on their sum.
         """
         keys, values = torch.split(z, self.out_channels, dim=1)
         number, heads = self.relations.index(key), (self.heads, -1, self.width, self.width)
+        edges, places = occupied(edges)
+        query = query if len(places) == len(query) else query.index_select(0, places)
         asked = torch.einsum("nhd,hed->nhe", query, self.k_rel.weight.view(heads)[:, number])
         asked = asked * (self.p_rel["__".join(key)] / self.width**0.5).unsqueeze(2)
         out, totals = attend(values, edges, dot_ends(keys, asked.flatten(1), edges, self.heads))
         sums = out.view(-1, self.heads, self.width)
-        return torch.einsum("nhe,hed->nhd", sums, self.v_rel.weight.view(heads)[:, number]), totals
+        rows = torch.einsum("nhe,hed->nhd", sums, self.v_rel.weight.view(heads)[:, number]).flatten(1)
+        return _Attended(places, rows, totals)
+
+
+class _Attended(NamedTuple):
+    """The attention of some destinations over one relation."""
+
+    places: Tensor  # [n] int64: the destinations
+    rows: Tensor  # [n, heads * width]
+    totals: Tensor  # [n, heads]: logarithms of the softmax's totals
 
 
 def hgt_without_unused(
@@ -233,19 +244,24 @@ def hgt_without_unused(
     return layer
 
 
-def _joined(each: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> Tensor:
-    """Return the sums of a softmax over several relations, from those of a softmax over each: [n, heads * width]."""
+@eager
+def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
+    """Return the lists that have edges, and their destinations; on a GPU, all, so that the host does not wait."""
+    return edges.occupied
+
+
+def _joined(each: Sequence[_Attended], query: Tensor) -> Tensor:
+    """Return the sums of a softmax over several relations, from those over each: [num_destinations, heads * width].
+
+    They are the sums of a softmax over the relations of a destination, whose scores are the totals.
+    """
     if not each:
-        return torch.zeros_like(like).flatten(1)
-    if len(each) == 1:
-        return each[0][0].flatten(1)
-    totals = torch.stack([totals for _, totals in each])
-    # Without any edges, all are -inf: the least finite number makes equal shares of zeros, not NaN.
-    totals = totals.clamp(min=torch.finfo(totals.dtype).min)
-    shares = (totals - totals.detach().amax(0)).exp()  # torch.softmax has other bits for other numbers of threads
-    shares = (shares / shares.sum(0)).unsqueeze(3)
-    rows = torch.stack([rows for rows, _ in each])
-    return (shares.to(rows.dtype) * rows).sum(0).flatten(1)
+        return torch.zeros_like(query).flatten(1)
+    places, rows, totals = (torch.cat(parts) for parts in zip(*each, strict=True))
+    pairs = group(torch.stack([torch.arange(len(places), device=places.device), places]), len(places), len(query))
+    # A destination without any edges has -inf only: the least finite number makes equal shares of zeros, not NaN.
+    pairs = with_features(pairs, totals.clamp(min=torch.finfo(totals.dtype).min))
+    return aggregate(rows, pairs, "softmax", pairs.features)
 
 
 class RGCNConv(Conv):

@@ -251,6 +251,15 @@ class InEdges:
         return InEdges(indptr, ends.index_select(0, order), self.num_sources, order, self.first)
 
     @cached_property
+    def occupied(self) -> tuple["InEdges", Tensor]:
+        """The lists that have edges, and their destinations [num_lists] int64; all on a GPU: the host does not wait."""
+        if not rows.runs_in_core(self.indptr):
+            return self, torch.arange(self.num_destinations, device=self.indptr.device)
+        places = self.degrees.nonzero().view(-1)
+        ends = torch.cat([self.indptr[:1], self.indptr[1:].index_select(0, places)])
+        return InEdges(ends, self.sources, self.num_sources), places
+
+    @cached_property
     def own_rows(self) -> "InEdges":
         """Lists of the same lengths, with the edges themselves as sources: they aggregate a row per edge."""
         places = torch.arange(self.num_edges + 1, device=self.indptr.device)
