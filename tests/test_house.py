@@ -33,25 +33,25 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 780,
     "config": 811,
-    "ops": 3791,
-    "store": 4225,
-    "sample": 1534,
+    "ops": 3789,
+    "store": 4223,
+    "sample": 1533,
     "ranks": 1951,
     "load": 3266,
     "nn": 2887,
     "serve": 4263,
-    "train": 5038,
+    "train": 5025,
     "gpu": 2669,
     "inference": 1167,
     "ranking": 1016,
-    "ingest": 6636,
+    "ingest": 6620,
     "partition": 1458,
     "scale": 970,
     "deploy": 2514,
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_833, 230
+BUDGET, MOST_FILES = 47_799, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

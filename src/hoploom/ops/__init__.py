@@ -11,7 +11,6 @@ from hoploom.ops.disk import DiskFile as DiskFile
 from hoploom.ops.disk import FileRows as FileRows
 from hoploom.ops.disk import Reads as Reads
 from hoploom.ops.disk import RowRequest as RowRequest
-from hoploom.ops.edges import Csc as Csc
 from hoploom.ops.edges import InEdges as InEdges
 from hoploom.ops.edges import Reduce as Reduce
 from hoploom.ops.edges import aggregate as aggregate
@@ -54,7 +53,6 @@ from hoploom.ops.rows import select as select
 from hoploom.ops.rows import update_rows as update_rows
 from hoploom.ops.rows import wait_readable as wait_readable
 from hoploom.ops.sample import EdgeLists as EdgeLists
-from hoploom.ops.sample import Found as Found
 from hoploom.ops.sample import Frontier as Frontier
 from hoploom.ops.sample import IdMap as IdMap
 from hoploom.ops.sample import IdRanks as IdRanks

@@ -2,14 +2,13 @@
 
 from hoploom.sample.hops import Workspace, make_bidirectional, sample_hops
 from hoploom.sample.layer_graph import Edges, Layer, LayerGraph, SampleFrontier
-from hoploom.sample.links import LinkSeeds, make_link_seeds
+from hoploom.sample.links import make_link_seeds
 from hoploom.sample.negatives import Links, LinkTask
 
 __all__ = [
     "Edges",
     "Layer",
     "LayerGraph",
-    "LinkSeeds",
     "LinkTask",
     "Links",
     "SampleFrontier",

@@ -1,15 +1,13 @@
 """Graphs in memory, on disk and on other hosts, behind two interfaces: GraphStore and FeatureStore."""
 
-from hoploom.store.base import Draw, FeatureStore, GraphStore, Part, Shard, Table, Wanted
+from hoploom.store.base import Draw, GraphStore, Part, Table, Wanted
 from hoploom.store.sharded import Sharded
 from hoploom.store.store import Store, assemble, open_store
 
 __all__ = [
     "Draw",
-    "FeatureStore",
     "GraphStore",
     "Part",
-    "Shard",
     "Sharded",
     "Store",
     "Table",
