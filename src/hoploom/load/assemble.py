@@ -20,7 +20,7 @@ from hoploom import ops
 from hoploom.batch import EDGE_WEIGHT, Block, Sampled
 from hoploom.errors import ConfigError
 from hoploom.ops import InEdges, Reduce
-from hoploom.ops.edges import note_grouped
+from hoploom.ops.edges import note_grouped, noted
 from hoploom.schema import EDGE_ID, FEATURES, HOMOGENEOUS_TYPE, NodeType, Relation, Schema, TypeKey
 from hoploom.store import Store, Wanted
 
@@ -58,6 +58,8 @@ class Assembler:
         if self.reduce is not None:
             rows |= self._aggregated(sampled)
         fields: dict[TypeKey, dict[str, Any]] = {}
+        if self.pinned:
+            note_edges(sampled, schema)
         for index, node_type in enumerate(schema.node_types):
             fields[node_type.name] = self._node_fields(sampled, rows, index)
         for index, relation in enumerate(schema.relations):
@@ -298,6 +300,16 @@ def is_there(device: torch.device | None, placed: torch.device) -> bool:
     return device.type == placed.type == "cuda" and device.index is None and torch.cuda.current_device() == placed.index
 
 
+def moved_to(device: torch.device | None, batch: Batch) -> Batch:
+    """Start to copy a batch to a device; return it. Edges that sampling has grouped are not sorted there again."""
+    known = [noted(tensor) for tensor in tensors_in(batch)]
+    moved: Batch = batch.to(device, non_blocking=True)
+    for tensor, note in zip(tensors_in(moved), known, strict=True):
+        if note is not None:
+            note_grouped(tensor, note)
+    return moved
+
+
 class Mover:
     """Copies batches to a device, on one side stream."""
 
@@ -318,11 +330,11 @@ class Mover:
         if self._stream is None or isinstance(batch, Arriving):
             return batch
         with torch.cuda.stream(self._stream):
-            moved = batch.to(self.device, non_blocking=True)
-            return Arriving(partial(self._receive, moved, self._stream.record_event(), batch), batch)
+            moved = moved_to(self.device, batch)  # torch's cache keeps pinned memory until it is copied
+            return Arriving(partial(self._receive, moved, self._stream.record_event()), moved)
 
-    def _receive(self, batch: Batch, copied: Any, host: Batch) -> Batch:
-        """Make the current stream wait until `batch` is copied; return `batch`. `host` keeps pinned memory alive."""
+    def _receive(self, batch: Batch, copied: Any) -> Batch:
+        """Make the current stream wait until `batch` is copied; return `batch`."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(copied)
 

@@ -5,6 +5,7 @@ import gc
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import HeteroData
 
 import hoploom
-from hoploom import NeighborLoader
+from hoploom import NeighborLoader, ops
 from hoploom.batch import Block
-from hoploom.load.assemble import Batch, tensors_in
+from hoploom.load.assemble import Batch, moved_to, tensors_in
 from hoploom.nn.layers import by_relation, by_type, views_of
 from hoploom.ops import InEdges
 from hoploom.ops import edges as edges_module
@@ -103,6 +104,8 @@ def edges_of(batch: Batch) -> list[Tensor]:
     return found
 
 
+BY_KIND = HOMOGENEOUS, HETEROGENEOUS
+MERGED = ("bidirectional", "induced")  # modes
 SAMPLED = [(False, "uniform"), (False, "replace"), (False, "blocks"), (False, "disjoint")]
 SAMPLED += [(True, "links")]
 PLACED = [("all", *case) for case in SAMPLED] + [("features", False, "uniform"), ("features", True, "blocks")]
@@ -122,7 +125,7 @@ def test_what_is_noted_of_a_batch_is_true(placed: str, is_hetero: bool, name: st
     assert "blocks" in batch or any(map(noted, edges_of(batch)))
 
 
-@pytest.mark.parametrize("kind", ["bidirectional", "induced"])
+@pytest.mark.parametrize("kind", MERGED)
 def test_edges_that_were_merged_are_sorted(kind: str, device: torch.device) -> None:
     assert noted(numbers(device, subgraph_type=kind).edge_index) is None
 
@@ -132,6 +135,27 @@ def test_nothing_is_noted_of_a_batch_of_the_core() -> None:
     batch = next(iter(NeighborLoader(random_graph(30, 120, 1), FANOUTS, batch_size=4)))
     assert noted(batch.edge_index) is None
     assert len(grouped._NOTES) == before
+
+
+@pytest.mark.parametrize(("is_hetero", "name"), [(kind, name) for kind, of in enumerate(BY_KIND) for name in of])
+def test_batches_of_the_host_take_their_notes_to_the_device(
+    is_hetero: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is noted is true in every case. `meta` stands for the device: tensors there have no values."""
+    make, attrs = BY_KIND[is_hetero][name]
+    loader = make(store_of(is_hetero, attrs))
+    monkeypatch.setattr(ops, "empty_pinned", ops.empty)
+    maker = replace(loader.maker, assembler=replace(loader.maker.assembler, pinned=True))
+    batch = maker.make(loader.rehearsal().step(0))
+    found = edges_of(batch)
+    destinations, known = [edge_index[1].tolist() for edge_index in found], [noted(edge_index) for edge_index in found]
+    moved = moved_to(torch.device("meta"), batch)
+    for ends, note, edge_index in zip(destinations, known, edges_of(moved), strict=True):
+        assert edge_index.is_meta
+        assert noted(edge_index) == note
+        assert note is None or ends == sorted(ends)
+        assert note is None or note == {count: sum(end < count for end in ends) for count in note}
+    assert any(kind in name for kind in (*MERGED, "HGT")) == all(note is None for note in known)
 
 
 def trained(model: nn.Module, batch: Batch) -> tuple[list[Tensor], list[int], list[int]]:
