@@ -32,8 +32,10 @@ struct Entry {
 // Returns the gradients' places, sorted by row; those of one row in the order given.
 std::vector<Entry> sorted_by_row(const RowGradients& given, int64_t first, int64_t num_rows) {
   check_ids(given.ids, given.count, first, num_rows);
-  std::vector<Entry> entries(size_t(given.count)), other(size_t(given.count));
+  std::vector<Entry> entries(size_t(given.count));
   for (int64_t i = 0; i < given.count; ++i) entries[size_t(i)] = {uint64_t(given.ids[i] - first), i};
+  if (std::is_sorted(given.ids, given.ids + given.count)) return entries;
+  std::vector<Entry> other(entries.size());
   const int bits = num_rows > 1 ? 64 - std::countl_zero(uint64_t(num_rows - 1)) : 0;
   for (int shift = 0; shift < bits; shift += kDigitBits) {
     const auto digit = [shift](const Entry& entry) { return entry.row >> shift & ((1u << kDigitBits) - 1); };
@@ -70,20 +72,18 @@ HOPLOOM_INLINE void store(const float* from, uint16_t* to, int64_t width, uint64
   }
 }
 
-// Writes the scaled sum of a row's gradients.
-HOPLOOM_INLINE void add_up(const RowGradients& given, const Entry* begin, const Entry* end, int64_t width, double scale,
-                           double* sums, float* out) {
-  if (end - begin == 1) {
-    const float* gradient = given.gradients + begin->place * given.stride;
-    for (int64_t c = 0; c < width; ++c) out[c] = float(gradient[c] * scale);
-    return;
-  }
+// Returns the scaled sum of a row's gradients, in `out` unless it is the only gradient itself.
+HOPLOOM_INLINE const float* add_up(const RowGradients& given, const Entry* begin, const Entry* end, int64_t width,
+                                   double scale, double* sums, float* out) {
+  const float* only = given.gradients + begin->place * given.stride;
+  if (end - begin == 1 && scale == 1) return only;
   std::fill(sums, sums + width, 0.0);
   for (const Entry* entry = begin; entry < end; ++entry) {
     const float* gradient = given.gradients + entry->place * given.stride;
     for (int64_t c = 0; c < width; ++c) sums[c] += gradient[c];
   }
   for (int64_t c = 0; c < width; ++c) out[c] = float(sums[c] * scale);
+  return out;
 }
 
 HOPLOOM_INLINE float mean_square(const float* gradient, int64_t width) {
@@ -167,7 +167,7 @@ HOPLOOM_INLINE void update_share(const Share<T>& share) {
   const int64_t width = share.rows.width;
   std::vector<double> sums(static_cast<size_t>(width));
   std::vector<float> values(size_t(2 * width + share.state_width));
-  float *gradient = values.data(), *row = gradient + width, *state = row + width;
+  float *sum = values.data(), *row = sum + width, *state = row + width;
   for (const Entry* entry = share.begin; entry < share.end;) {
     if (entry + kAhead < share.end) {
       const Entry& coming = entry[kAhead];
@@ -177,7 +177,7 @@ HOPLOOM_INLINE void update_share(const Share<T>& share) {
     }
     const Entry* next = entry + 1;
     while (next < share.end && next->row == entry->row) ++next;
-    add_up(share.given, entry, next, width, share.step.scale, sums.data(), gradient);
+    const float* gradient = add_up(share.given, entry, next, width, share.step.scale, sums.data(), sum);
     T* own = share.rows.values + int64_t(entry->row) * width;
     float* own_state = share.state + int64_t(entry->row) * share.state_width;
     const int64_t id = int64_t(entry->row) + share.rows.first;
