@@ -12,16 +12,16 @@ from support.whole_steps import homogeneous_learner
 import hoploom
 from hoploom import BatchError, StoreError, TrainError
 from hoploom.gpu import place_plan
-from hoploom.gpu.batch_memory import PendingRead, Pool
+from hoploom.gpu.batch_memory import Pool
 from hoploom.gpu.cuda_graph import WorkEvent, WorkStream
 from hoploom.gpu.placed_store import Lease
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ops import deadline
-from hoploom.ops.deadline import idle, reached
+from hoploom.ops.deadline import HostCopy, idle, reached
 from hoploom.ranks.context import Context, init
 from hoploom.store import Store
 from hoploom.system import StopRequests
-from hoploom.train.step import Stepper, Training, _HostScalar
+from hoploom.train.step import Stepper, Training
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SHORT = 0.02  # seconds
@@ -133,19 +133,18 @@ def test_a_device_is_waited_for_where_no_thread_can_be_started(monkeypatch: pyte
 def test_a_loader_names_the_step_whose_sizes_never_come(
     graph: Store, num_workers: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    loader = nodes(placed(graph, device), num_workers=num_workers)
+    loader = nodes(placed(graph, device), num_workers=num_workers, timeout=7)
     first, begun = next(iter(loader)), []
     loader.set_epoch(0)
-    read = Pool.read_async
 
-    def late(pool: Pool, sizes: torch.Tensor) -> PendingRead:
-        begun.append(read(pool, sizes))
-        return begun[-1] if len(begun) == 1 else begun[-1]._replace(arrived=Hung(), seconds=SHORT)
+    def late(sizes: torch.Tensor) -> HostCopy:
+        begun.append(sizes)
+        return HostCopy(sizes) if len(begun) == 1 else Lost(sizes)
 
-    monkeypatch.setattr(Pool, "read_async", late)
+    monkeypatch.setattr("hoploom.gpu.loading.HostCopy", late)
     made = iter(loader)
     assert torch.equal(next(made).n_id, first.n_id)
-    said = rf"^step 1 of epoch 0 on rank 0 failed: TimeoutError: the device has not sampled within 0.02 s; {BUSY}, or "
+    said = rf"^step 1 of epoch 0 on rank 0 failed: TimeoutError: the device has not sampled within 7 s; {BUSY}, or "
     with pytest.raises(BatchError, match=said + "raise timeout$"):
         next(made)
 
@@ -158,10 +157,9 @@ def test_a_loader_waits_for_the_device_as_long_as_its_timeout_says(graph: Store,
 def test_a_batch_by_itself_whose_sizes_never_come_is_named(
     graph: Store, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    loader, reading = nodes(placed(graph, device)), Pool.read_async
-    late = Hung()
-    monkeypatch.setattr(Pool, "read_async", lambda *given: reading(*given)._replace(arrived=late, seconds=SHORT))
-    said = rf"^a batch of 2 given positions failed: TimeoutError: the device has not sampled within 0.02 s; {BUSY}, or "
+    loader = nodes(placed(graph, device), timeout=7)
+    monkeypatch.setattr("hoploom.gpu.loading.HostCopy", Lost)
+    said = rf"^a batch of 2 given positions failed: TimeoutError: the device has not sampled within 7 s; {BUSY}, or "
     with pytest.raises(BatchError, match=said + "raise timeout$"):
         loader([4, 1])
 
@@ -197,12 +195,12 @@ def never_drained(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_leaves_a_loop_on_a_hung_device_is_told_the_first_error(
     graph: Store, num_workers: int, never_drained: None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader, late, reading = nodes(placed(graph, device), num_workers=num_workers), Hung(), Pool.read_async
+    loader = nodes(placed(graph, device), num_workers=num_workers)
     made = iter(loader)
     next(made)
     with pytest.raises(BatchError, match="what a loop had begun"):
         made.close()  # type: ignore[attr-defined]
-    monkeypatch.setattr(Pool, "read_async", lambda *given: reading(*given)._replace(arrived=late, seconds=SHORT))
+    monkeypatch.setattr("hoploom.gpu.loading.HostCopy", Lost)
     with pytest.raises(BatchError, match=r"^step 0 of epoch 1 on rank 0 failed: TimeoutError: the device has not"):
         next(iter(loader))
 
@@ -238,13 +236,7 @@ def context_of(device: torch.device) -> Context:
 
 
 def lose_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = _HostScalar.__init__
-
-    def late(number: _HostScalar, value: torch.Tensor) -> None:
-        begin(number, value)
-        number._arrived = Hung()
-
-    monkeypatch.setattr(_HostScalar, "__init__", late)
+    monkeypatch.setattr("hoploom.train.step.HostCopy", Lost)
 
 
 def test_a_step_whose_loss_never_comes_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +271,14 @@ def test_a_device_may_wait_for_another_rank(device: torch.device) -> None:
     said = rf"loss within 0.02 s; look at what the other ranks say, it may wait for one of them; {BUSY}, or give "
     with pytest.raises(TrainError, match=said), stepper.in_time(3):
         raise TimeoutError("computed the loss")
+
+
+class Lost(HostCopy):
+    """A copy that never arrives."""
+
+    def wait(self, seconds: float, message: str) -> torch.Tensor:
+        self._arrived = Hung()
+        return super().wait(SHORT, message)
 
 
 class HungEvent(WorkEvent):

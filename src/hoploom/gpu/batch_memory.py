@@ -129,14 +129,6 @@ class Pool:
             np.copyto(_bytes(target), _bytes(tensor))  # torch would start a team of threads in every thread
         return staged
 
-    def read_async(self, sizes: Tensor) -> "PendingRead":
-        """Start to copy `sizes` from the device to the host; return a handle that waits for the values."""
-        if not self.is_cuda:
-            return PendingRead(sizes, None, self.deadline)
-        host = torch.empty(sizes.shape, dtype=sizes.dtype, pin_memory=True)
-        host.copy_(sizes, non_blocking=True)
-        return PendingRead(host, self.event(), self.deadline)
-
     def event(self) -> Any:
         """Record an event after the work of the side stream so far; None on the CPU."""
         return self._stream.record_event() if self.is_cuda else None
@@ -186,20 +178,6 @@ class BatchMemory:
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a copy of the tensor in this batch's memory; the tensor may be a host block from `Pool.stage`."""
         return self.empty(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
-
-
-class PendingRead(NamedTuple):
-    """Values that are being copied from the device to the host."""
-
-    host: Tensor
-    arrived: Any
-    seconds: float
-
-    def wait(self) -> list[Any]:
-        """Wait until the values are copied, and return them as a list. No other step of making a batch waits."""
-        if self.arrived is not None and not reached(self.arrived, self.seconds):
-            raise TimeoutError(f"the device has not sampled within {self.seconds:g} s; {BUSY}, or raise timeout")
-        return self.host.tolist()
 
 
 class StagedValue(NamedTuple):

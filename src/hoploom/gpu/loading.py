@@ -20,7 +20,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.batch import Sampled, Seeds
 from hoploom.errors import ConfigError
-from hoploom.gpu.batch_memory import BatchMemory, PendingRead, Pool, StagedValue
+from hoploom.gpu.batch_memory import BatchMemory, Pool, StagedValue
 from hoploom.gpu.capacity import (
     LARGE,
     MARGIN,
@@ -41,6 +41,7 @@ from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order, StepShare
 from hoploom.load.pipeline import Pipeline, Stages
 from hoploom.ops import InEdges
+from hoploom.ops.deadline import BUSY, HostCopy
 from hoploom.ops.kernels.gather import Segments
 from hoploom.ops.kernels.gather import gather as gather_rows
 from hoploom.ops.kernels.relabel import DeviceNodeMap
@@ -87,7 +88,7 @@ class Enqueued(NamedTuple):
     staged: StagedValue  # the key and the seeds
     block: Tensor  # the copy of `staged` on the device
     buffers: Buffers
-    sizes: PendingRead
+    sizes: HostCopy
 
 
 class DeviceSampling:
@@ -125,7 +126,7 @@ class DeviceSampling:
             idle = Buffers(make_buffers(plan, capacity, device), maps)
         key, on_device = staged.over(block)
         sample_on_device(plan, lists, idle.maps, on_device, key, idle.into)
-        return Enqueued(seeds, staged, block, idle, self._pool.read_async(idle.into.totals))
+        return Enqueued(seeds, staged, block, idle, HostCopy(idle.into.totals))
 
     def capacity_of(self, share: StepShare) -> Capacity:
         """Sample the batch of these seeds, and return the capacity that it needs."""
@@ -138,7 +139,8 @@ class DeviceSampling:
         """Wait for the batch's sizes; sample again until the batch fits the buffers. Return it and its sizes."""
         assert self._plan is not None
         while True:
-            sizes = [size for size, _ in begun.sizes.wait()]
+            late = f"the device has not sampled within {self._pool.deadline:g} s; {BUSY}, or raise timeout"
+            sizes: list[int] = begun.sizes.wait(self._pool.deadline, late)[:, 0].tolist()  # nothing else waits
             if begun.buffers.into.capacity.holds(seen := used_capacity(self._plan, sizes)):
                 break
             with self._lock:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 DEADLINE = 600.0  # seconds, if the user gives no timeout
 CLOSE_DEADLINE = 60.0  # seconds, for closing: little is in flight then
@@ -37,6 +38,23 @@ def reached(event: Event, seconds: float) -> bool:
         if waited >= EAGER:
             time.sleep(min(max(LEAST, SHARE * waited), LONGEST, seconds - waited))
     return True
+
+
+class HostCopy:
+    """Values that are being copied to the host on the current stream; on the CPU, the values themselves."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.host, self._arrived = values, None
+        if values.is_cuda:
+            self.host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self.host.copy_(values, non_blocking=True)
+            self._arrived = torch.cuda.current_stream(values.device).record_event()
+
+    def wait(self, seconds: float, message: str) -> Tensor:
+        """Return the values after the copy, without waiting for later work; raise TimeoutError after `seconds`."""
+        if self._arrived is not None and not reached(self._arrived, seconds):
+            raise TimeoutError(message)
+        return self.host
 
 
 def idle(device: torch.device, seconds: float) -> bool:

@@ -23,7 +23,7 @@ from hoploom.errors import ConfigError, TrainError
 from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.nn.embedding import Embedding
-from hoploom.ops.deadline import BUSY, reached
+from hoploom.ops.deadline import BUSY, HostCopy
 from hoploom.ranks.agreement import detector_here
 from hoploom.ranks.context import Context
 from hoploom.system import Closing, StopRequests
@@ -261,23 +261,6 @@ class StepTimer:
         return parts
 
 
-class _HostScalar:
-    """A number that is being copied to the host. `wait` returns it after the copy, without waiting for later work."""
-
-    def __init__(self, number: Tensor) -> None:
-        self._host = number
-        self._arrived: Any = None
-        if number.is_cuda:
-            self._host = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
-            self._host.copy_(number, non_blocking=True)
-            self._arrived = torch.cuda.current_stream(number.device).record_event()
-
-    def wait(self, seconds: float) -> float:
-        if self._arrived is not None and not reached(self._arrived, seconds):
-            raise TimeoutError("computed the loss")
-        return float(self._host)
-
-
 StepBatches = Iterator[tuple[Batch, int, bool]]  # batch, number of its seeds over all ranks, is it the step's last one
 
 
@@ -316,7 +299,7 @@ class Stepper:
         """
         timer, progress, averaging_before = StepTimer(), self._learner.progress, self._averaging_seconds()
         is_alone = self._context.world_size == 1  # then backward waits for no rank, and the loss is read after it
-        loss_sums, rows, seeds, last = list[_HostScalar](), 0, 0, False
+        loss_sums, rows, seeds, last = list[HostCopy](), 0, 0, False
         self.reseed()
         self._learner.optimizer.zero_grad(set_to_none=True)
         for embedding in self._learned:
@@ -329,7 +312,7 @@ class Stepper:
             no_sync = None if last else getattr(self._learner.model, "no_sync", None)  # of DDP
             with nullcontext() if no_sync is None else no_sync():
                 losses = self._losses(batch)
-                loss_sums.append(_HostScalar(losses.detach().double().sum()))
+                loss_sums.append(HostCopy(losses.detach().double().sum()))
                 rows += losses.numel()
                 timer.end("forward")
                 if last and not is_alone:
@@ -384,15 +367,14 @@ class Stepper:
                 return task.batch_losses(self._model, batch)
             return task.losses(task.outputs(self._model, batch), task.targets(batch))
 
-    def _agree(
-        self, loss_sums: Sequence[_HostScalar], rows: int, requests: StopRequests, *, is_due: bool
-    ) -> list[float]:
+    def _agree(self, loss_sums: Sequence[HostCopy], rows: int, requests: StopRequests, *, is_due: bool) -> list[float]:
         """Return, over all ranks: [sum of losses, rows, ranks asked to stop, 1 or 0: does rank 0 want a checkpoint].
 
         All ranks raise if the loss of one of them is not finite.
         """
         with self.in_time(self._learner.progress.steps + 1):
-            loss_sum = sum(value.wait(self._context.timeout) for value in loss_sums)
+            timeout = self._context.timeout
+            loss_sum = sum(float(value.wait(timeout, "computed the loss")) for value in loss_sums)
         finite, is_due = math.isfinite(loss_sum), is_due and self._context.is_main
         mine = [loss_sum if finite else 0.0, rows, requests.stop_requested, is_due, not finite]
         *totals, num_broken = self._context.sum(torch.tensor(mine, dtype=torch.float64)).tolist()

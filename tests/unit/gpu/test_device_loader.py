@@ -23,12 +23,13 @@ from torch_geometric.data import Data
 import hoploom
 from hoploom import BatchError, ConfigError
 from hoploom.gpu import loading as stages
-from hoploom.gpu.batch_memory import BatchMemory, PendingRead, Pool, map_tensors
+from hoploom.gpu.batch_memory import BatchMemory, Pool, map_tensors
 from hoploom.gpu.loading import DeviceLoading, DeviceSampling
 from hoploom.load.assemble import is_there
 from hoploom.load.loader import Loader
 from hoploom.load.order import StepShare
 from hoploom.load.pipeline import Workers
+from hoploom.ops.deadline import HostCopy
 from hoploom.store import Store
 
 
@@ -110,13 +111,13 @@ def test_too_little_room_is_learned_and_changes_nothing(graph: Store, num_worker
 def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its sizes are read nothing waits for the device, and they are read in one go."""
     reads: list[int] = []
-    wait = PendingRead.wait
+    wait = HostCopy.wait
 
-    def counted(reading: PendingRead) -> list[Any]:
+    def counted(reading: HostCopy, *given: Any) -> Tensor:
         reads.append(reading.host.numel())
-        return wait(reading)
+        return wait(reading, *given)
 
-    monkeypatch.setattr(PendingRead, "wait", counted)
+    monkeypatch.setattr(HostCopy, "wait", counted)
     loader = nodes(placed(graph, device))
     there, begun = loading(loader), []
     for step in range(3):
@@ -332,7 +333,7 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
 ) -> None:
     """No buffers come free until a thread is at the third batch: waiting for them, or making some."""
     made, third_is_up = [], threading.Event()
-    make_buffers, wait = stages.make_buffers, PendingRead.wait
+    make_buffers, wait = stages.make_buffers, HostCopy.wait
 
     def counted(*given: Any) -> Any:
         made.append(given)
@@ -347,13 +348,13 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
             third_is_up.set()
             return super().acquire(blocking, timeout)
 
-    def held(reading: PendingRead) -> list[Any]:
+    def held(reading: HostCopy, *given: Any) -> Tensor:
         assert num_workers < 2 or third_is_up.wait(60)  # one thread makes them in turn
-        return wait(reading)
+        return wait(reading, *given)
 
     monkeypatch.setattr(stages, "make_buffers", counted)
     monkeypatch.setattr(threading, "BoundedSemaphore", Noted)
-    monkeypatch.setattr(PendingRead, "wait", held)
+    monkeypatch.setattr(HostCopy, "wait", held)
     there = nodes(placed(graph, device), num_workers=num_workers, batch_size=2, input_nodes=torch.arange(16))
     assert (len(list(there)), len(made)) == (8, 2)
 
