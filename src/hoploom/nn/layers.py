@@ -249,6 +249,9 @@ class Conv(nn.Module):
             )
         if isinstance(edges, Tensor):
             edges = group(edges, x.shape[0], x.shape[0] if x_dst is None else x_dst.shape[0])
+        for name, given in (("edge_weight", edge_weight), ("edge_attr", edge_attr)):
+            if given is not None and not isinstance(given, Tensor):
+                raise ConfigError(f"{name} is a {type(given).__name__}; give a tensor: torch.tensor({name})")
         if edge_weight is not None:
             if edge_weight.dim() != 1:
                 raise ConfigError(f"edge_weight has shape {list(edge_weight.shape)}; give one number per edge")

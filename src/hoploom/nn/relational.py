@@ -246,7 +246,6 @@ def hgt_without_unused(
 
 @eager
 def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
-    """Return the lists that have edges, and their destinations; on a GPU, all, so that the host does not wait."""
     return edges.occupied
 
 

@@ -296,6 +296,8 @@ def edge_attr_of(width: int) -> dict[str, Tensor]:
         (lambda: hnn.GINEConv(nn.Linear(8, 5)), {}, ConfigError, r"edge_dim=8.*none; pass edge_attr="),
         (lambda: hnn.GATConv(8, 5), edge_attr_of(3), ConfigError, r"GATConv reads no edge_attr; give .* edge_dim="),
         (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.rand(2, 1)}, ConfigError, r"edge_weight has shape \[2, 1\]"),
+        (lambda: hnn.SAGEConv(8, 5), {"edge_weight": [1.0, 1.0]}, ConfigError, r"edge_weight is a list; give a tensor"),
+        (lambda: hnn.GATConv(8, 5, edge_dim=1), {"edge_attr": [1.0, 1.0]}, ConfigError, r"edge_attr is a list; give"),
         (lambda: hnn.GCNConv(8, 5), edge_attr_of(3), ConfigError, r"GCNConv reads no edge_attr"),
         (lambda: hnn.GATConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
         (lambda: hnn.SAGEConv(8, 5, edge_dim=3), edge_attr_of(4), ConfigError, r"4 wide; .*edge_attr.shape\[1\]"),
@@ -320,7 +322,7 @@ def edge_attr_of(width: int) -> dict[str, Tensor]:
     ],
 )
 def test_edges_that_a_layer_cannot_read_are_refused(
-    make: Callable[[], Any], given: dict[str, Tensor], error: type[HoploomError], words: str
+    make: Callable[[], Any], given: dict[str, Any], error: type[HoploomError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         make()(torch.randn(3, 8), torch.tensor([[0, 1], [1, 2]]), **given)
