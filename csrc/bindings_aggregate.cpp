@@ -155,42 +155,51 @@ void choose_among_shared(Rows<const float> queries, Rows<const float> truths, Ro
 }
 
 template <typename T>
+using Records = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;  // rows, or states of rows, with gaps between them
+
+template <typename T>
+LearnedRows<T> learned_of(const Records<T>& rows, int64_t first, int file) {
+  require(rows.size() == 0 || rows.stride(1) == 1, "the values of a row must lie beside each other");
+  return {rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), first, int64_t(rows.stride(0)), file};
+}
+
+template <typename T>
 void bind_learned_rows(nb::module_& m) {
   m.def(
       "draw_rows",
-      [](Rows<T> rows, Array<int64_t> ids, uint64_t key, bool normal, double spread, int threads) {
+      [](Records<T> rows, Array<int64_t> ids, uint64_t key, bool normal, double spread, int threads) {
         require(rows.shape(0) == ids.shape(0), "one id per row is needed");
+        const LearnedRows<T> table = learned_of(rows, 0, -1);
         nb::gil_scoped_release release;
-        draw_rows<T>({rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), 0}, ids.data(), key, normal, spread,
-                     threads);
+        draw_rows(table, ids.data(), key, normal, spread, threads);
       },
       nb::arg("rows").noconvert(), nb::arg("ids").noconvert(), "key"_a, "normal"_a, "spread"_a, "threads"_a);
   m.def(
       "look_up_rows",
-      [](Rows<const T> rows, Array<int64_t> ids, int threads, Rows<float> out) {
+      [](Records<const T> rows, int file, Array<int64_t> ids, int threads, Rows<float> out) {
         require(out.shape(0) == ids.shape(0) && out.shape(1) == rows.shape(1), "the output has another shape");
+        const LearnedRows<const T> table = learned_of(rows, 0, file);
         nb::gil_scoped_release release;
-        look_up_rows<T>({rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), 0}, ids.data(),
-                        int64_t(ids.shape(0)), threads, out.data());
+        look_up_rows(table, ids.data(), int64_t(ids.shape(0)), threads, out.data());
       },
-      nb::arg("rows").noconvert(), nb::arg("ids").noconvert(), "threads"_a, nb::arg("out").noconvert());
+      nb::arg("rows").noconvert(), "file"_a, nb::arg("ids").noconvert(), "threads"_a, nb::arg("out").noconvert());
   m.def(
       "update_rows",
-      [](Rows<T> rows, int64_t first, Rows<float> state, Array<int64_t> ids, Strided<float> gradients, int rule,
-         double rate, double scale, double eps, double beta1, double beta2, uint64_t key, int threads) {
+      [](Records<T> rows, int file, int64_t first, Records<float> state, Array<int64_t> ids, Strided<float> gradients,
+         int rule, double rate, double scale, double eps, double beta1, double beta2, uint64_t key, int threads) {
         require(rule >= 0 && rule <= int(RowRule::kLazyAdam), "no such rule");
-        const LearnedRows<T> table{rows.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), first};
-        require(int64_t(state.shape(0)) == table.num_rows &&
-                    int64_t(state.shape(1)) == state_width(RowRule(rule), table.width),
+        const LearnedRows<T> table = learned_of(rows, first, file);
+        const LearnedRows<float> states = learned_of(state, first, file);
+        require(states.num_rows == table.num_rows && states.width == state_width(RowRule(rule), table.width),
                 "the state has another shape");
         require(gradients.shape(0) == ids.shape(0) && int64_t(gradients.shape(1)) == table.width,
                 "one gradient per id is needed");
         const Matrix<float> found = matrix_of(gradients);
         nb::gil_scoped_release release;
-        return update_rows(table, state.data(), {ids.data(), found.values, found.num_rows, found.stride},
+        return update_rows(table, states, {ids.data(), found.values, found.num_rows, found.stride},
                            {RowRule(rule), rate, scale, eps, beta1, beta2, key}, threads);
       },
-      nb::arg("rows").noconvert(), "first"_a, nb::arg("state").noconvert(), nb::arg("ids").noconvert(),
+      nb::arg("rows").noconvert(), "file"_a, "first"_a, nb::arg("state").noconvert(), nb::arg("ids").noconvert(),
       nb::arg("gradients").noconvert(), "rule"_a, "rate"_a, "scale"_a, "eps"_a, "beta1"_a, "beta2"_a, "key"_a,
       "threads"_a);
 }

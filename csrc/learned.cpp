@@ -2,11 +2,15 @@
 // addresses.
 #include "learned.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <system_error>
 #include <vector>
 
 #include "gather.h"
@@ -22,6 +26,7 @@ constexpr uint32_t kInfinite = 0x7F800000;  // the exponent of numbers that are 
 constexpr int64_t kSmall = 1 << 15;         // values; for fewer, another thread costs more than it saves
 constexpr int64_t kAhead = 6;               // rows that are requested before they are changed
 constexpr int64_t kReadAhead = 20;          // before they are read
+constexpr int kFileThreads = 32;            // each waits for one record at a time
 constexpr int64_t kLanes = 16;              // partial sums, so that every processor adds up in one order
 
 struct Entry {
@@ -46,6 +51,20 @@ std::vector<Entry> sorted_by_row(const RowGradients& given, int64_t first, int64
     entries.swap(other);
   }
   return entries;
+}
+
+// Reads or writes bytes of the record of row `id`. A mapping of the file would cost more: the kernel protects each page
+// that it writes to the disk, on all processors.
+template <typename T, typename Call, typename Bytes>
+void transfer(Call call, const LearnedRows<T>& rows, int64_t id, Bytes* bytes, int64_t count) {
+  for (int64_t done = 0; done < count;) {
+    const ssize_t result = call(rows.file, bytes + done, size_t(count - done), off_t(id * rows.record_bytes() + done));
+    if (result < 0 && errno == EINTR) continue;
+    if (result <= 0)
+      throw std::system_error(result < 0 ? errno : EIO, std::generic_category(),
+                              "row " + std::to_string(id) + " in the file of learned rows");
+    done += result;
+  }
 }
 
 HOPLOOM_INLINE float widened(float value) { return value; }
@@ -128,8 +147,7 @@ HOPLOOM_INLINE void follow(float* row, const float* gradient, float* state, int6
 template <typename T>
 struct Share {
   LearnedRows<T> rows;
-  float* state;
-  int64_t state_width;
+  LearnedRows<float> state;
   RowGradients given;
   RowStep step;
   const Entry *begin, *end;  // begins and ends between two rows
@@ -153,49 +171,67 @@ struct Reading {
 
 template <typename T>
 HOPLOOM_INLINE void read_share(const Reading<T>& share) {
-  const int64_t width = share.rows.width;
-  const auto row_of = [&](int64_t i) { return share.rows.values + (share.ids[i] - share.rows.first) * width; };
+  const int64_t width = share.rows.width, bytes = width * int64_t(sizeof(T));
+  const bool is_in_memory = share.rows.file < 0;
+  std::vector<T> read(size_t(is_in_memory ? 0 : width));
+  const auto row_of = [&](int64_t i) { return share.rows.row(share.ids[i] - share.rows.first); };
   for (int64_t i = share.begin; i < share.end; ++i) {
-    if (i + kReadAhead < share.end) request(row_of(i + kReadAhead), width * int64_t(sizeof(T)));
-    const T* row = row_of(i);
+    if (is_in_memory && i + kReadAhead < share.end) request(row_of(i + kReadAhead), bytes);
+    if (!is_in_memory) transfer(pread, share.rows, share.ids[i], reinterpret_cast<uint8_t*>(read.data()), bytes);
+    const T* row = is_in_memory ? row_of(i) : read.data();
     for (int64_t c = 0; c < width; ++c) share.out[i * width + c] = widened(row[c]);
   }
 }
 
 template <typename T>
 HOPLOOM_INLINE void update_share(const Share<T>& share) {
-  const int64_t width = share.rows.width;
+  const LearnedRows<T>& rows = share.rows;
+  const int64_t width = rows.width, state_width = share.state.width;
+  const bool is_in_memory = rows.file < 0;
+  const int64_t state_at = (reinterpret_cast<char*>(share.state.values) - reinterpret_cast<char*>(rows.values)) / 4;
+  std::vector<float> record(size_t(is_in_memory ? 0 : rows.record_bytes() / 4));
+  auto* bytes = reinterpret_cast<uint8_t*>(record.data());
   std::vector<double> sums(static_cast<size_t>(width));
-  std::vector<float> values(size_t(2 * width + share.state_width));
+  std::vector<float> values(size_t(2 * width + state_width));
   float *sum = values.data(), *row = sum + width, *state = row + width;
   for (const Entry* entry = share.begin; entry < share.end;) {
     if (entry + kAhead < share.end) {
       const Entry& coming = entry[kAhead];
-      request<1>(share.rows.values + int64_t(coming.row) * width, width * int64_t(sizeof(T)));
-      request<1>(share.state + int64_t(coming.row) * share.state_width, share.state_width * 4);
+      if (is_in_memory) {
+        request<1>(rows.row(int64_t(coming.row)), width * int64_t(sizeof(T)));
+        request<1>(share.state.row(int64_t(coming.row)), state_width * 4);
+      }
       request(share.given.gradients + coming.place * share.given.stride, width * 4);
     }
     const Entry* next = entry + 1;
     while (next < share.end && next->row == entry->row) ++next;
     const float* gradient = add_up(share.given, entry, next, width, share.step.scale, sums.data(), sum);
-    T* own = share.rows.values + int64_t(entry->row) * width;
-    float* own_state = share.state + int64_t(entry->row) * share.state_width;
-    const int64_t id = int64_t(entry->row) + share.rows.first;
+    const int64_t id = int64_t(entry->row) + rows.first;
+    if (!is_in_memory) transfer(pread, rows, id, bytes, rows.record_bytes());
+    T* own = is_in_memory ? rows.row(int64_t(entry->row)) : reinterpret_cast<T*>(bytes);
+    float* own_state = is_in_memory ? share.state.row(int64_t(entry->row)) : record.data() + state_at;
     entry = next;
     for (int64_t c = 0; c < width; ++c) row[c] = widened(own[c]);
-    std::copy_n(own_state, share.state_width, state);
+    std::copy_n(own_state, state_width, state);
     follow(row, gradient, state, width, share.step);
-    if (!is_finite(row, width + share.state_width)) {
+    if (!is_finite(row, width + state_width)) {
       *share.broken = id;
       continue;
     }
     store(row, own, width, mix(share.step.key, uint64_t(id)));
-    std::copy_n(state, share.state_width, own_state);
+    std::copy_n(state, state_width, own_state);
+    if (!is_in_memory) transfer(pwrite, rows, id, bytes, rows.record_bytes());
   }
 }
 
 int useful_threads(int64_t num_values, int threads) {
   return int(std::clamp<int64_t>(num_values / kSmall, 1, std::max(threads, 1)));
+}
+
+// Those that visit `count` rows.
+template <typename T>
+int useful_threads(const LearnedRows<T>& rows, int64_t count, int threads) {
+  return rows.file < 0 ? useful_threads(count * rows.width, threads) : int(std::clamp<int64_t>(count, 1, kFileThreads));
 }
 
 }  // namespace
@@ -206,10 +242,10 @@ int64_t state_width(RowRule rule, int64_t width) {
 }
 
 template <typename T>
-int64_t update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step,
-                    int threads) {
+int64_t update_rows(const LearnedRows<T>& rows, const LearnedRows<float>& state, const RowGradients& given,
+                    const RowStep& step, int threads) {
   const std::vector<Entry> entries = sorted_by_row(given, rows.first, rows.num_rows);
-  const int64_t used = useful_threads(given.count * rows.width, threads);
+  const int64_t used = useful_threads(rows, given.count, threads);
   const auto bound = [&](int64_t t) {
     size_t at = size_t(given.count * t / used);
     while (at > 0 && at < entries.size() && entries[at].row == entries[at - 1].row) ++at;
@@ -217,8 +253,7 @@ int64_t update_rows(const LearnedRows<T>& rows, float* state, const RowGradients
   };
   std::vector<int64_t> broken(size_t(used), -1);
   on_threads(int(used), [&](int t) {
-    const int64_t width = state_width(step.rule, rows.width);
-    run_fastest<update_share<T>>(Share<T>{rows, state, width, given, step, bound(t), bound(t + 1), &broken[size_t(t)]});
+    run_fastest<update_share<T>>(Share<T>{rows, state, given, step, bound(t), bound(t + 1), &broken[size_t(t)]});
   });
   return *std::max_element(broken.begin(), broken.end());
 }
@@ -226,7 +261,7 @@ int64_t update_rows(const LearnedRows<T>& rows, float* state, const RowGradients
 template <typename T>
 void look_up_rows(const LearnedRows<const T>& rows, const int64_t* ids, int64_t count, int threads, float* out) {
   check_ids(ids, count, rows.first, rows.num_rows);
-  const int64_t used = useful_threads(count * rows.width, threads);
+  const int64_t used = useful_threads(rows, count, threads);
   on_threads(int(used), [&](int t) {
     run_fastest<read_share<T>>(Reading<T>{rows, ids, count * t / used, count * (t + 1) / used, out});
   });
@@ -253,13 +288,15 @@ void draw_rows(const LearnedRows<T>& rows, const int64_t* ids, uint64_t key, boo
           values[size_t(j)] = float(spread * radius * ((j - c) & 1 ? std::sin(angle) : std::cos(angle)));
         }
       }
-      store(values.data(), rows.values + i * rows.width, rows.width, mix(key, id));
+      store(values.data(), rows.row(i), rows.width, mix(key, id));
     }
   });
 }
 
-template int64_t update_rows(const LearnedRows<float>&, float*, const RowGradients&, const RowStep&, int);
-template int64_t update_rows(const LearnedRows<uint16_t>&, float*, const RowGradients&, const RowStep&, int);
+template int64_t update_rows(const LearnedRows<float>&, const LearnedRows<float>&, const RowGradients&, const RowStep&,
+                             int);
+template int64_t update_rows(const LearnedRows<uint16_t>&, const LearnedRows<float>&, const RowGradients&,
+                             const RowStep&, int);
 template void look_up_rows(const LearnedRows<const float>&, const int64_t*, int64_t, int, float*);
 template void look_up_rows(const LearnedRows<const uint16_t>&, const int64_t*, int64_t, int, float*);
 template void draw_rows(const LearnedRows<float>&, const int64_t*, uint64_t, bool, double, int);

@@ -10,6 +10,11 @@ template <typename T>
 struct LearnedRows {
   T* values;
   int64_t num_rows, width, first;
+  int64_t stride = width;  // values from one row to the next: the bytes of a record, which has a row and its state
+  int file = -1;  // a descriptor, if the records of all rows, from row 0 on, are read and written there, and not here
+
+  T* row(int64_t i) const { return values + i * stride; }
+  int64_t record_bytes() const { return stride * int64_t(sizeof(T)); }
 };
 
 // How a row follows its gradient, and what is kept beside it (`state_width` floats a row).
@@ -39,8 +44,8 @@ struct RowGradients {
 // with its state if one of them would not be finite afterwards: returns the id of such a row, the last of those that
 // threads found, or -1.
 template <typename T>
-int64_t update_rows(const LearnedRows<T>& rows, float* state, const RowGradients& given, const RowStep& step,
-                    int threads);
+int64_t update_rows(const LearnedRows<T>& rows, const LearnedRows<float>& state, const RowGradients& given,
+                    const RowStep& step, int threads);
 
 // Copies the rows of `ids` to `out` [count, width]. Throws for ids out of range.
 template <typename T>

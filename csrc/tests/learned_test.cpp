@@ -1,8 +1,12 @@
 // update_rows and draw_rows: against plain loops, whatever the threads, with several gradients of one row.
 #include "../learned.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstring>
 #include <map>
 #include <random>
 
@@ -36,7 +40,8 @@ struct Case {
   }
 
   int64_t update(int threads) {
-    return update_rows(LearnedRows<T>{rows.data(), kRows, kWidth, kFirst}, state.data(),
+    return update_rows(LearnedRows<T>{rows.data(), kRows, kWidth, kFirst},
+                       {state.data(), kRows, state_width(rule, kWidth), kFirst},
                        {ids.data(), gradients.data(), int64_t(ids.size()), kWidth}, step_of(rule), threads);
   }
 };
@@ -97,7 +102,7 @@ TEST(a_row_that_would_not_be_finite_stays) {
   step.rate = 1e10, tried.gradients[0] = huge;
   const LearnedRows<float> rows{tried.rows.data(), kRows, kWidth, kFirst};
   const RowGradients given{tried.ids.data(), tried.gradients.data(), 1, kWidth};
-  CHECK_EQUAL(update_rows(rows, nullptr, given, step, 1), tried.ids[0]);
+  CHECK_EQUAL(update_rows(rows, {nullptr, kRows, 0, kFirst}, given, step, 1), tried.ids[0]);
   CHECK_EQUAL(tried.rows, before);
 }
 
@@ -110,6 +115,31 @@ TEST(a_row_whose_state_would_not_be_finite_stays_with_its_state) {
     CHECK_EQUAL(tried.update(1), rule == RowRule::kSgd ? int64_t(-1) : tried.ids[0]);
     CHECK_EQUAL(tried.rows == rows, rule != RowRule::kSgd);
     CHECK_EQUAL(tried.state, state);
+  }
+}
+
+TEST(records_in_a_file_change_as_those_in_memory) {
+  for (RowRule rule : kRules) {
+    Case<uint16_t> here(rule, 5000, 2);
+    const int64_t width = state_width(rule, kWidth), state_at = (kWidth + 1) / 2, stride = state_at + width;
+    std::vector<float> records(size_t((kFirst + kRows) * stride));  // of all rows, from row 0 on
+    const auto row_of = [&](int64_t i) { return records.data() + (kFirst + i) * stride; };
+    for (int64_t i = 0; i < kRows; ++i) std::memcpy(row_of(i), &here.rows[size_t(i * kWidth)], kWidth * 2);
+    std::FILE* file = std::tmpfile();
+    CHECK_EQUAL(pwrite(fileno(file), records.data(), records.size() * 4, 0), ssize_t(records.size() * 4));
+    const LearnedRows<uint16_t> rows{
+        reinterpret_cast<uint16_t*>(row_of(0)), kRows, kWidth, kFirst, stride * 2, fileno(file)};
+    const RowGradients given{here.ids.data(), here.gradients.data(), int64_t(here.ids.size()), kWidth};
+    update_rows(rows, {row_of(0) + state_at, kRows, width, kFirst, stride}, given, step_of(rule), 1);
+    here.update(1);
+    CHECK_EQUAL(pread(fileno(file), records.data(), records.size() * 4, 0), ssize_t(records.size() * 4));
+    std::fclose(file);
+    for (int64_t i = 0; i < kRows; ++i) {
+      CHECK(std::memcmp(row_of(i), &here.rows[size_t(i * kWidth)], kWidth * 2) == 0);
+      CHECK(std::equal(row_of(i) + state_at, row_of(i) + stride, here.state.begin() + i * width));
+    }
+    CHECK_THROWS(update_rows(LearnedRows<uint16_t>{rows.values, kRows, kWidth, kFirst, stride * 2, 1 << 20},
+                             {nullptr, kRows, width, kFirst}, given, step_of(rule), 1));
   }
 }
 
@@ -129,7 +159,7 @@ TEST(rounding_keeps_the_expected_value) {
   for (int64_t i = 0; i < kRows; ++i) ids.push_back(i);
   RowStep step = step_of(RowRule::kSgd);
   step.rate = 0.1 / 128 / 0.01, step.scale = 1;
-  update_rows(LearnedRows<uint16_t>{rows.data(), kRows, kWidth, 0}, nullptr,
+  update_rows(LearnedRows<uint16_t>{rows.data(), kRows, kWidth, 0}, {nullptr, kRows, 0, 0},
               {ids.data(), gradients.data(), kRows, kWidth}, step, 2);
   const auto up = double(std::count(rows.begin(), rows.end(), 0x3F81));
   CHECK(std::abs(up / double(rows.size()) - 0.1) < 0.01);

@@ -40,7 +40,6 @@ RowInit = Literal["uniform", "normal"]
 EPS = {RowRule.adagrad: 1e-10}  # added to the root of the state; else 1e-8. torch.optim has the same values
 BETAS = (0.9, 0.999)
 MOST_WAITING = 4 * 10**9  # bytes of gradients that wait for a step; at most a quarter of the memory
-DISK_THREADS = 32  # that read or change rows in a folder: each waits for one page of the disk at a time
 WAYS_OUT = "give a smaller dim, dtype='bfloat16', or folder= on a fast disk"
 
 
@@ -110,13 +109,14 @@ class Embedding:
         count, ranks = self._of.num_nodes, self._context
         hosts = gather_json(ranks, ranks.rank_info.host)  # by rank
         held = {r: self.range_of(r, len(hosts)) for r, host in enumerate(hosts) if host == hosts[ranks.rank]}
-        row_bytes = self.dim * DTYPES[dtype].itemsize + 4 * self.rule.state_width(self.dim)
-        num_bytes = sum(map(len, held.values())) * row_bytes
+        row_bytes = self.dim * DTYPES[dtype].itemsize
+        state_at = -(-row_bytes // 4) * 4  # a row and its state are one record: both are on one page of a disk
+        record_bytes = state_at + 4 * self.rule.state_width(self.dim)
+        num_bytes = sum(map(len, held.values())) * record_bytes
         for name, path, kind in (("folder", folder, "folder"), ("warm_start", warm_start, "file")):
             if not isinstance(path, str | Path | None):
                 raise ConfigError(f"{name} is {path!r:.80}; give the path of a {kind}, or leave it out")
         place = None if folder is None else Path(folder)
-        self._threads = None if folder is None else DISK_THREADS
         is_alone = folder is None and ranks.world_size == 1  # several ranks read each other's rows, in host memory
         taken = f"the learned rows of {self.node_type!r} take"
         device = store.placed.device_for(num_bytes, taken) if is_alone and store.placed is not None else None
@@ -131,12 +131,13 @@ class Embedding:
         settings |= {"lr": lr, "init": init, "seed": seed, "join": join}
         if others := [each for each in gather_json(ranks, settings) if each != settings]:
             raise ConfigError(f"this rank learns rows with {settings}, and another with {others[0]}; give all the same")
-        both = ((count, self.dim), DTYPES[dtype]), ((count, self.rule.state_width(self.dim)), torch.float32)
+        self._is_on_device, self._file = device is not None, -1
         if device is None:
-            self.rows, self.state = (shared_zeros(*each, ranks, held, place) for each in both)  # zeros for other hosts
+            whole, self._file = shared_zeros((count, record_bytes), ranks, held, place)  # zeros for other hosts
+            self.rows, self.state = whole[:, :row_bytes].view(DTYPES[dtype]), whole[:, state_at:].view(torch.float32)
         else:
-            self.rows, self.state = (torch.zeros(shape, dtype=kind, device=device) for shape, kind in both)
-        self._is_on_device = device is not None
+            self.rows = torch.zeros(count, self.dim, dtype=DTYPES[dtype], device=device)
+            self.state = torch.zeros(count, self.rule.state_width(self.dim), device=device)
         self._far = sorted({*range(len(hosts))} - held.keys())  # ranks of other hosts
         self._bounds = torch.tensor(
             [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
@@ -229,9 +230,7 @@ class Embedding:
             ids, gradients = self._of_own_rows(ids, gradients)
         if ids.numel():
             own, key = self._own, keys.mix(keys.mix(self._key, keys.ROUNDING), self.num_steps)
-            options = RowStep(
-                self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key, self._threads
-            )
+            options = RowStep(self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key, self._file)
             update = update_device_rows if self._is_on_device else ops.update_rows
             broken = update(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
         self.num_steps += 1
@@ -260,16 +259,17 @@ class Embedding:
         `share(first, rows, count)` gets the id of this rank's first row, its rows, and the number of all rows. All
         ranks call; `world_size` is how many there are for the caller.
         """
-        before = self.rows, self._far
+        before = self.rows, self._file, self._far
         if self._far:
             if world_size != self._context.world_size:
                 way_out = "call infer on all ranks, and write_best; or export the rows"
                 raise ConfigError(f"learned rows of {self.node_type!r} are on several hosts; {way_out}")
-            self.rows, self._far = share(self._own.start, self.rows[self._held], self._of.num_nodes), []
+            rows = share(self._own.start, self.rows[self._held], self._of.num_nodes)
+            self.rows, self._file, self._far = rows, -1, []
         try:
             yield
         finally:
-            self.rows, self._far = before
+            self.rows, self._file, self._far = before
 
     def zero_grad(self) -> None:
         """Forget the gradients since the last step."""
@@ -341,7 +341,7 @@ class Embedding:
     def _copy(self, ids: Tensor) -> Tensor:
         if self._is_on_device:
             return self.rows.index_select(0, ids.to(self.rows.device)).float().to(ids.device)
-        return ops.look_up_rows(self.rows, ids.cpu(), self._threads).to(ids.device)
+        return ops.look_up_rows(self.rows, ids.cpu(), self._file).to(ids.device)
 
     def _read(self, ids: Tensor) -> Tensor:
         """Return the rows of the nodes `ids` ([n] int64): [n, dim] float32. Ranks of several hosts call together."""

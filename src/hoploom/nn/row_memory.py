@@ -4,10 +4,10 @@ The file has no name once all ranks have mapped it, so nothing is left behind by
 """
 
 import errno
-import math
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -23,29 +23,31 @@ SHARED = Path("/dev/shm")
 
 
 def shared_zeros(
-    shape: tuple[int, int], dtype: torch.dtype, context: Context, held: Mapping[int, range], folder: Path | None = None
-) -> Tensor:
-    """Return zeros that all ranks of this host share, in a file in `folder` (default: in memory). All ranks call.
+    shape: tuple[int, int], context: Context, held: Mapping[int, range], folder: Path | None = None
+) -> tuple[Tensor, int]:
+    """Return bytes that all ranks of this host share, zeros at first, and the file in `folder` that they are in.
 
-    `held` has the rows of each rank of this host. No memory is set aside for other rows, and no rank may touch them.
+    The file is a descriptor that is closed with the tensor, and -1 if they are in memory, as without `folder`. `held`
+    has the rows of each rank of this host. No memory is set aside for others, and no rank may touch them. All ranks
+    call.
     """
-    size, owner = math.prod(shape) * dtype.itemsize, min(held)
-    if size == 0:
-        return torch.empty(shape, dtype=dtype)
-    if folder is None and context.world_size == 1:
-        return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)  # unlike torch.zeros, touches no page
+    size, owner, descriptor = shape[0] * shape[1], min(held), -1
+    if size == 0 or (folder is None and context.world_size == 1):
+        return torch.from_numpy(np.zeros(shape, np.uint8)), descriptor  # unlike torch.zeros, touches no page
     name = context.broadcast(torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8))
     path = (folder or SHARED) / f"hoploom-rows-{bytes(name.tolist()).hex()}-{owner}"
     try:
         with all_or_none(context, f"reserving {path}"):
             if context.rank == owner:
-                _reserve(path, size, held.values(), shape[1] * dtype.itemsize)
+                _reserve(path, size, held.values(), shape[1])
         with all_or_none(context, f"mapping {path}"):
             with path.open("r+b") as file:
                 mapped = mmap.mmap(file.fileno(), size)
-            if folder is not None:
-                mapped.madvise(mmap.MADV_RANDOM)  # read a page that is touched, and not its neighbours
-            return torch.frombuffer(mapped, dtype=dtype).view(shape)
+                if folder is not None:
+                    descriptor = os.dup(file.fileno())
+                    weakref.finalize(mapped, os.close, descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # read a page that is asked for, alone
+            return torch.frombuffer(mapped, dtype=torch.uint8).view(shape), descriptor
     finally:
         if context.rank == owner:
             path.unlink(missing_ok=True)

@@ -233,7 +233,7 @@ class RowStep(NamedTuple):
     eps: float
     betas: tuple[float, float]
     key: int  # determines the random bits that round bfloat16
-    threads: int | None = None  # default: torch's
+    file: int = -1  # the descriptor of a file with the records of all rows, each a row and its state; -1: in memory
 
 
 def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: float) -> None:
@@ -241,10 +241,10 @@ def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: floa
     _core.draw_rows(_learned(rows), ids.numpy(), key, normal, spread, torch.get_num_threads())
 
 
-def look_up_rows(rows: Tensor, ids: Tensor, threads: int | None = None) -> Tensor:
-    """Return the learned rows of `ids`, [n, width] float32, copied by `threads` threads (default: torch's number)."""
+def look_up_rows(rows: Tensor, ids: Tensor, file: int = -1) -> Tensor:
+    """Return the learned rows of `ids`, [n, width] float32; `file` as in RowStep."""
     out = torch.empty(ids.numel(), rows.shape[1])  # no view of other memory, so that models may write to it
-    _core.look_up_rows(_learned(rows), ids.numpy(), threads or torch.get_num_threads(), out.numpy())
+    _core.look_up_rows(_learned(rows), file, ids.numpy(), torch.get_num_threads(), out.numpy())
     return out
 
 
@@ -253,9 +253,9 @@ def update_rows(rows: Tensor, first: int, state: Tensor, ids: Tensor, gradients:
 
     A row stays with its state if one of them would not be finite. Return the id of one such row, or -1.
     """
-    rule, rate, scale, eps, betas, key, threads = step
-    options = int(rule), rate, scale, eps, *betas, key, threads or torch.get_num_threads()
-    return _core.update_rows(_learned(rows), first, state.numpy(), ids.numpy(), gradients.numpy(), *options)
+    rule, rate, scale, eps, betas, key, file = step
+    options = int(rule), rate, scale, eps, *betas, key, torch.get_num_threads()
+    return _core.update_rows(_learned(rows), file, first, state.numpy(), ids.numpy(), gradients.numpy(), *options)
 
 
 def _learned(rows: Tensor) -> Any:

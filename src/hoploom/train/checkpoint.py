@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,7 +36,7 @@ from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
 MINUTES = 5.0  # between two checkpoints
-PIECE = 1 << 24  # bytes of learned rows whose checksum is computed at once
+PIECE = 1 << 24  # bytes of learned rows that are copied at once, or whose checksum is computed
 COST = 0.01  # the largest share of the time that writing checkpoints may take
 MALFORMED = (ValueError, RuntimeError, LookupError, TypeError, AttributeError)  # raised for states of wrong types
 DEPTH_LIMIT = 64  # the deepest nesting of a state that can be saved
@@ -294,12 +295,12 @@ def write_state(path: Path, state: Any, *, first: Path | None = None) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise ConfigError(f"the state holds a tensor of {tensor.dtype} at {name!r}; convert it, e.g. to float64")
-    entries, raw = _entries(tensors), [*map(_raw, tensors.values())]
-    metadata = {"tree": text, "crc32": _checksum(text, entries, raw)}
+    entries = _entries(tensors)
+    metadata = {"tree": text, "crc32": _checksum(text, entries, _raw(tensors))}
     header = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # the data begin at a multiple of eight bytes
     for file in filter(None, (first, path)):
-        write_whole(file, (len(header).to_bytes(8, "little"), header, *raw))
+        write_whole(file, chain((len(header).to_bytes(8, "little"), header), _raw(tensors)))
 
 
 def read_state(path: Path) -> Any:
@@ -308,7 +309,7 @@ def read_state(path: Path) -> Any:
         tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
         if not set(DTYPE_NAMES).issuperset(tensor.dtype for tensor in tensors.values()):
             raise StoreError("it holds tensors of a dtype that Hoploom does not write")
-        _check_sum(file.metadata(), _entries(tensors), map(_raw, tensors.values()))
+        _check_sum(file.metadata(), _entries(tensors), _raw(tensors))
         return _decoded(json.loads(file.metadata()["tree"]), tensors)
 
 
@@ -322,9 +323,10 @@ def _read_rows(path: Path, name: str, out: Tensor, first: int) -> None:
         begin = file.seek(-whole.nbytes, os.SEEK_END)
         _check_sum(header.metadata(), _entries({name: whole}), iter(partial(file.read, PIECE), b""))  # may be large
         file.seek(begin + first * whole[:1].nbytes)
-        here = out.cpu()  # `out`, unless it is on a GPU
-        file.readinto(_raw(here))
-        out.copy_(here)
+        for rows in _cut(out):
+            read = torch.empty(rows.shape, dtype=rows.dtype)
+            file.readinto(_bytes_of(read))
+            rows.copy_(read)
 
 
 @contextmanager
@@ -364,8 +366,18 @@ def _checksum(tree: str, entries: dict[str, Any], raw: Iterable[bytes | memoryvi
     return f"{checksum:08x}"
 
 
-def _raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor."""
+def _raw(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    """Yield the bytes of CPU tensors; of learned rows, which have their state between them, a piece at a time."""
+    for tensor in tensors.values():
+        for piece in (tensor,) if tensor.is_contiguous() else _cut(tensor):
+            yield _bytes_of(piece.contiguous())
+
+
+def _cut(rows: Tensor) -> Sequence[Tensor]:
+    return torch.split(rows, max(1, PIECE // rows[:1].nbytes))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
@@ -387,7 +399,7 @@ def _encoded(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> A
             raise ConfigError(f"the state holds a tensor of {value.dtype}, {value.layout} at {at!r}; convert it")
         while at in tensors or at == "__metadata__":
             at += "'"  # a key "a/b" beside a key "a" that holds "b"
-        tensors[at] = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
+        tensors[at] = value.detach().cpu().resolve_conj().resolve_neg()
         return {"tensor": at}
     if isinstance(value, list | tuple):
         entries = [_encoded(entry, (*path, str(i)), tensors) for i, entry in enumerate(value)]

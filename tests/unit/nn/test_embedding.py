@@ -228,18 +228,29 @@ def test_initial_rows_have_the_spread_they_say(init: Any, deviation: float) -> N
     assert init == "normal" or float(rows.abs().max()) <= 1 / 8
 
 
-def test_rows_take_the_bytes_they_say(tmp_path: Path) -> None:
+def test_rows_take_the_bytes_they_say() -> None:
     sizes = {"rowwise_adagrad": (516, 260), "sgd": (512, 256), "adagrad": (1024, 768), "lazy_adam": (1540, 1284)}
     for optimizer, expected in sizes.items():
         for dtype, of_row in zip(("float32", "bfloat16"), expected, strict=True):
             learned = users(dim=128, optimizer=optimizer, dtype=dtype)
             assert (learned.rows.nbytes + learned.state.nbytes) / USERS == of_row
-    on_disk, here = users(folder=tmp_path), users()
-    for learned in (on_disk, here):
-        loss_of(learned(torch.arange(9))).backward()
-        learned.step()
-    assert torch.equal(on_disk.rows, here.rows)
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "lazy_adam", "sgd"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_in_a_folder_are_those_in_memory(optimizer: Any, dtype: Any, tmp_path: Path) -> None:
+    """A row of seven bfloat16 takes no whole number of floats."""
+    on_disk, here = (users(dim=7, optimizer=optimizer, dtype=dtype, folder=folder) for folder in (tmp_path, None))
     assert list(tmp_path.iterdir()) == []  # the file has no name
+    for _ in range(3):
+        for learned in (on_disk, here):
+            loss_of(learned(torch.tensor([0, 5, 5, USERS - 1]))).backward()
+            learned.step()
+    ids = torch.arange(USERS)
+    assert torch.equal(on_disk(ids), here(ids))
+    assert torch.equal(on_disk.rows, here.rows)
+    assert torch.equal(on_disk.state, here.state)
+    assert not torch.equal(here.rows, users(dim=7, dtype=dtype).rows)
 
 
 @pytest.mark.parametrize("ids", [None, [5, 3, 9], [[97, 0], [98, 0], [99, 99]]], ids=["none", "numbers", "text"])
