@@ -62,7 +62,8 @@ class Closing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with nullcontext() if error is None else suppress(HoploomError):
+        is_left = error is None or isinstance(error, GeneratorExit)  # a loop over a generator was left: no error
+        with nullcontext() if is_left else suppress(HoploomError):
             self.close()
 
 

@@ -170,25 +170,25 @@ def test_a_loop_that_is_left_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr("hoploom.gpu.batch_memory.CLOSE_DEADLINE", most)
     pool = Pool(device, own)
-    pool.drain()
+    pool.close()
     pool.is_cuda, pool._stream = True, Hung()
     said = rf"^{device} has not finished within 0.02 s what a loop had begun that is left; {BUSY}$"
     with pytest.raises(BatchError, match=said):
-        pool.drain()
+        pool.close()
 
 
 @pytest.fixture
 def never_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a loop has begun when it is left is never done."""
-    drain = Pool.drain
+    close = Pool.close
 
     def hung(pool: Pool) -> None:
         with pytest.MonkeyPatch.context() as patched:
             for name, value in (("is_cuda", True), ("_stream", Hung()), ("deadline", SHORT)):
                 patched.setattr(pool, name, value, raising=False)
-            drain(pool)
+            close(pool)
 
-    monkeypatch.setattr(Pool, "drain", hung)
+    monkeypatch.setattr(Pool, "close", hung)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -212,7 +212,7 @@ def test_who_leaves_a_loop_is_not_told_of_a_kernel_that_failed(device: torch.dev
 
     pool = Pool(device)
     pool.is_cuda, pool._stream = True, Failed()
-    pool.drain()
+    pool.close()
 
 
 def test_placing_ends_at_its_deadline_and_gives_everything_back(

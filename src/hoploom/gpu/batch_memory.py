@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import is_dataclass, replace
 from itertools import accumulate
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +23,13 @@ from torch import Tensor
 from hoploom.errors import BatchError
 from hoploom.load.assemble import tensors_in
 from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, DEADLINE, reached
+from hoploom.system import Closing
 
 MARGIN = 16  # tensors get a sixteenth more than the largest size so far
 ALIGN = 16  # offsets of tensors in a staged block are multiples of 16 bytes
 
 
-class Pool:
+class Pool(Closing):
     """A loader's side stream and memory pool on a GPU. On the CPU, where kernels are interpreted, neither exists."""
 
     def __init__(self, device: torch.device, deadline: float = DEADLINE) -> None:
@@ -54,7 +54,7 @@ class Pool:
         with self._turn if alone else nullcontext(), stream:
             yield
 
-    def drain(self) -> None:
+    def close(self) -> None:
         """Wait until the side stream is idle, so that its memory may be freed; raise BatchError after a timeout."""
         is_done, seconds = True, min(self.deadline, CLOSE_DEADLINE)
         if self.is_cuda:
@@ -64,12 +64,6 @@ class Pool:
             raise BatchError(
                 f"{self.device} has not finished within {seconds:g} s what a loop had begun that is left; {BUSY}"
             )
-
-    def leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Call `drain` at the end of a `with` block; an error raised in the block takes precedence over BatchError."""
-        is_first = error is None or isinstance(error, GeneratorExit)
-        with nullcontext() if is_first else suppress(BatchError):
-            self.drain()
 
     def use_current_stream(self) -> None:
         """Make this thread's current stream the consumer of later batches."""

@@ -9,7 +9,7 @@ import copy
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -231,8 +231,7 @@ class DeviceLoading(Maker):
             return made
 
         self.pool.use_current_stream()
-        with ExitStack() as running:
-            running.push(self.pool.leave)
+        with self.pool:
             yield Stages(finish, window, pipeline.num_ahead + 1, begin, hint=FASTER)
 
     def make(self, share: StepShare) -> Arriving:

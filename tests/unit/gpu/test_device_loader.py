@@ -213,13 +213,13 @@ def test_a_loop_that_is_left_waits_for_what_the_device_still_writes(
 ) -> None:
     """Memory that is given back may be unmapped; no thread may add to it after that."""
     drained: list[list[str]] = []
-    drain = Pool.drain
+    close = Pool.close
 
     def seen(self: Pool) -> None:
         drained.append(_threads())
-        drain(self)
+        close(self)
 
-    monkeypatch.setattr(Pool, "drain", seen)
+    monkeypatch.setattr(Pool, "close", seen)
     made = iter(nodes(placed(graph, device), num_workers=num_workers))
     next(made)
     assert drained == []
