@@ -31,17 +31,17 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 780,
+    "": 782,
     "config": 811,
-    "ops": 3789,
-    "store": 4223,
+    "ops": 3805,
+    "store": 4212,
     "sample": 1533,
     "ranks": 1951,
-    "load": 3266,
+    "load": 3278,
     "nn": 2887,
     "serve": 4263,
     "train": 5025,
-    "gpu": 2669,
+    "gpu": 2610,
     "inference": 1167,
     "ranking": 1016,
     "ingest": 6620,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1730,
 }
-BUDGET, MOST_FILES = 47_799, 230
+BUDGET, MOST_FILES = 47_759, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
