@@ -115,7 +115,8 @@ def _build(arguments: Arguments) -> int:
     for note in report.notes:
         print(printable(note), file=for_people(arguments))
     dropped = {str(relation): count for relation, count in report.dropped.items()}
-    return _show_store(arguments, sum(report.seconds.values()), dropped=dropped, unlabelled=report.unlabelled)
+    told = {"dropped": dropped, "unlabelled": report.unlabelled, "standardised": report.standardised}
+    return _show_store(arguments, sum(report.seconds.values()), **told)
 
 
 def _conf(given: Sequence[str]) -> dict[str, str]:

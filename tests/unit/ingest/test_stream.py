@@ -2,7 +2,7 @@
 
 import random
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from hoploom.ingest.stream import (
     EdgeRows,
     EdgeRule,
     EdgeStream,
-    Finish,
     NodeFields,
     NodeStream,
     Rows,
@@ -25,7 +24,6 @@ from hoploom.ingest.stream import (
     write_store,
 )
 from hoploom.ingest.stream.spill import Spool
-from hoploom.ingest.stream.streams import Chunk, Measures
 from hoploom.schema import Field
 from hoploom.store.check import problems
 from hoploom.store.write import StoreWriter
@@ -116,7 +114,7 @@ def test_a_store_from_streams_equals_a_plain_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize("room", [1 << 30, 4096])
 def test_the_bytes_do_not_depend_on_order_or_memory(tmp_path: Path, timed: bool, room: int) -> None:
-    options = {"weight": "w", "time": "t" if timed else None, "chunk_rows": 8}
+    options = {"weight": "w", "time": "t" if timed else None}
     given = edges()
     build(tmp_path / "a", node_streams(2), [bought(given, EdgeRule(reverse="rev"))], **options)
     random.Random(3).shuffle(given)
@@ -176,33 +174,6 @@ def test_times_of_source_nodes_order_the_lists(tmp_path: Path) -> None:
     store = build(tmp_path / "s", nodes, [bought(given, EdgeRule())], time="when")
     sources = [[row[0] for row in rows] for rows in lists_of(store)]
     assert sources == [sorted((s for s, d, _, _ in given if d == item), reverse=True) for item in range(NUM_ITEMS)]
-
-
-def test_a_finish_sees_all_rows_in_order_in_chunks_that_memory_does_not_change(tmp_path: Path) -> None:
-    seen: list[list[list[float]]] = []
-
-    def measure(chunk: Chunk) -> Measures:
-        return {"when": [chunk["when"].tolist()]}
-
-    def prepare(measures: Iterator[Measures]) -> Callable[[Chunk], Chunk]:
-        values = [list(measured["when"][0]) for measured in measures]
-        seen.append(values)
-        mean = torch.tensor([value for chunk in values for value in chunk]).double().mean()
-        return lambda chunk: {"when": (chunk["when"] - mean).to(torch.float32)}
-
-    for number, room in enumerate((1 << 30, 1024)):
-        finish = Finish({"when": Field("float32")}, measure, prepare)
-        block = NodeFields(
-            {"when": TIME},
-            lambda: (Rows(r.ids, {"when": r.fields["when"]}) for r in in_chunks(shuffled(100, 2), 9)),
-            finish,
-        )
-        users = [NodeStream("user", [0, 60, 100], [block])]
-        store = build(tmp_path / str(number), users, [], memory=1, least_memory=room, chunk_rows=8)
-        centred = torch.cat([part.tables["user", "when"].rows for part in store.parts])
-        assert torch.equal(centred, torch.arange(100) * 10 - 495.0)
-    assert seen[0] == seen[1]
-    assert [value for values in seen[0] for value in values] == list(range(0, 1000, 10))
 
 
 def test_empty_parts_types_and_relations(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import datetime
 import math
 import re
 from collections import Counter
+from fractions import Fraction
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.ids import padded
-from hoploom.ingest.tables.transforms import Moments, moments_of
+from hoploom.ingest.tables.transforms import UNIT, exact_sum
 from hoploom.schema import ORIGINAL_ID
 from hoploom.train.tasks import NodeClassification
 
@@ -246,18 +247,6 @@ def test_texts_are_padded_wherever_they_begin_in_memory() -> None:
     assert [bytes(row) for row in padded(texts, 4).tolist()] == ["é".encode() + b"\0\0", b"\0" * 4, b"abc\0"]
 
 
-def test_moments_of_chunks_are_those_of_the_whole() -> None:
-    values = np.random.default_rng(0).normal(1e6, 3, (1000, 3))
-    values[::3, 1] = np.nan
-    values[:, 2] = 0.1
-    moments = Moments(3)
-    for begin, end in ((0, 1), (1, 1), (1, 300), (300, 1000)):
-        moments.add(moments_of(values[begin:end]))
-    assert np.allclose(moments.centre, np.nanmean(values, axis=0), rtol=1e-12)
-    assert np.allclose(moments.deviation[:2], np.nanstd(values, axis=0)[:2], rtol=1e-9)
-    assert (moments.centre[2], moments.deviation[2]) == (0.1, 1)
-
-
 def test_times_and_dates_are_integers(tmp_path: Path) -> None:
     when = [datetime.datetime(1970, 1, 1, 0, 0, v) for v in range(3)]
     nodes = {"id": [0, 1, 2], "at": when, "day": pa.array([0, 1, 2], pa.date32())}
@@ -452,10 +441,36 @@ def test_ids_with_a_zero_byte(tmp_path: Path) -> None:
     assert message.startswith("n-1.parquet, row 1: column 'id' of nodes.node holds 'c\\x00d'")
 
 
-def test_standardised_edge_features(tmp_path: Path) -> None:
-    more = '[edges."node to node".columns.w]\nstandardise = true'
-    message = refused(tmp_path, text(edges='features = "w"', more=more), IDS_ALONE, ENDS | {"w": [1.0, 2.0, 3.0]})
-    assert "only columns of nodes are standardised" in message
+def test_columns_of_edges_are_standardised_over_all_rows(tmp_path: Path) -> None:
+    """The numbers are in the report, so that new edges can be treated alike. NaN stays, and does not count."""
+    values = [1.0, 2.0, 3.0, float("nan"), 6.0, 1e12]
+    write_table(tmp_path / "nodes.parquet", {"id": [0, 1]})
+    given = {"src": [0, 1, 0, 1, 0, 1], "dst": [1, 0, 1, 0, 1, 0], "w": values, "raw": values, "same": [0.1] * 6}
+    write_table(tmp_path / "edges.parquet", given)
+    more = """features = ["w", "raw", "same"]
+    columns = { w.standardise = true, same.standardise = true }
+    """
+    nodes = '[nodes.node]\nfiles = "nodes.parquet"\nid = "id"\n'
+    store, report = build_here(tmp_path, nodes + EDGES + more)
+    known = np.array([value for value in values if value == value])
+    found = field(store, ("node", "to", "node"), "edge_attr").double().numpy()
+    wanted = (np.array(values) - known.mean()) / known.std()
+    np.testing.assert_allclose(np.sort(found[:, 0]), np.sort(wanted), rtol=1e-6)
+    np.testing.assert_allclose(np.sort(found[:, 1]), np.sort(values), rtol=1e-6)
+    assert found[:, 2].tolist() == [0.0] * 6
+    (numbers,) = report.standardised.values()
+    assert numbers["edge_attr"]["mean"] == [pytest.approx(known.mean()), 0.1]
+    assert numbers["edge_attr"]["deviation"] == [pytest.approx(known.std()), 1.0]
+
+
+def test_sums_are_exact_in_any_order() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal(2000) * 10.0 ** rng.integers(-300, 140, 2000)
+    values = np.concatenate([values, [5e-324, -0.0, 1e145, -1e145]])
+    expected = sum(map(Fraction, values.tolist()))
+    for shuffled_values in (values, rng.permutation(values)):
+        assert Fraction(exact_sum(shuffled_values), 1 << UNIT) == expected
+    assert exact_sum(np.array([])) == 0
 
 
 def test_tables_without_rows(tmp_path: Path) -> None:

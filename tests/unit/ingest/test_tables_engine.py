@@ -129,6 +129,7 @@ def test_spark_gives_the_same_bytes_whatever_the_ids(tmp_path: Path, name: str, 
         write_graph(where, IDS[name], seed, files=1 + seed % 3)
         text = NODES.replace('split = "fold"', "split = { train = 0.5 }") if parts > 1 else NODES
         text += '[nodes.node.columns.year]\nstandardise = true\n[nodes.node.columns.fold]\ncategories = "one-hot"\n'
+        text += '[edges."node to node".columns.a]\nstandardise = true\n'
         text = text.replace('features = ["year", "emb"]', 'features = ["year", "emb", "fold"]')
         text = text.replace('categories = "one-hot"', 'categories = "one-hot"\nfill = "none"')
         build_here(where, text, parts=parts, engine=engine, master="local[2]")

@@ -66,12 +66,11 @@ class Ranges:
         return sql.expr(f"cast(greatest({column}, 0) div {self.span} as int)")
 
 
-def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int, step: int = 1) -> Ranges:
-    """Divide the ids into ranges that fit a task's memory, enough for `tasks` cores. Sizes are multiples of `step`."""
+def ranges_for(num_ids: int, num_rows: int, row_bytes: int, memory: int, tasks: int) -> Ranges:
+    """Divide the ids into ranges that fit a task's memory, enough for `tasks` cores."""
     fitting = -(-num_rows * row_bytes // max(1, memory // 8))
     wanted = max(fitting, min(2 * tasks, -(-num_rows // LEAST_ROWS)), 1)
-    span = max(1, -(-num_ids // min(wanted, MOST_RANGES)))
-    return Ranges(num_ids, -(-span // step) * step)
+    return Ranges(num_ids, max(1, -(-num_ids // min(wanted, MOST_RANGES))))
 
 
 def shuffled(frame: DataFrame, number: Column, count: int, order: Sequence[str] = ()) -> DataFrame:

@@ -4,8 +4,6 @@ Each task writes the rows of a range of ids as pieces of the store's files, in b
 code of `hoploom.ingest.stream`, which writes a store in one process, for its range alone.
 """
 
-import json
-import secrets
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,9 +36,9 @@ from hoploom.ingest.spark.joining import (
 from hoploom.ingest.spark.session import explained
 from hoploom.ingest.spark.target import StoreTarget
 from hoploom.ingest.stream import EdgeRows, EdgeRule, EdgeStream, NodeFields, NodeStream, Progress, Rows, StoreOptions
-from hoploom.ingest.stream.node_rows import chunk_rows, measured_chunks, stored_fields, write_fields, write_split
+from hoploom.ingest.stream.node_rows import stored_fields, write_fields, write_split
 from hoploom.ingest.stream.spill import SpillBudget
-from hoploom.ingest.stream.streams import LEAST_MEMORY, SOURCE_TIME, IdRows, Measures
+from hoploom.ingest.stream.streams import LEAST_MEMORY, SOURCE_TIME, IdRows
 from hoploom.ingest.stream.to_store import (
     WrittenRelation,
     check_streams,
@@ -91,7 +89,7 @@ class _SharedStore:
     ) -> None:
         self._session, self._target, self._options, self._frames = session, target, options, frames
         self._begin = begin
-        self._tasks = TaskOptions(target.staging, options.memory, options.chunk_rows)
+        self._tasks = TaskOptions(target.staging, options.memory)
         self._time_widths = [16]
         self._parallel = session.sparkContext.defaultParallelism
         self._plans = count()
@@ -117,15 +115,15 @@ class _SharedStore:
         self._target.described = schema, tuple(ranges)
         return self._target.described
 
-    def _ranges(self, num_ids: int, num_rows: int, row_bytes: int, step: int = 1) -> Ranges:
-        return ranges_for(num_ids, num_rows, row_bytes, self._options.memory, self._parallel, step)
+    def _ranges(self, num_ids: int, num_rows: int, row_bytes: int) -> Ranges:
+        return ranges_for(num_ids, num_rows, row_bytes, self._options.memory, self._parallel)
 
     def _nodes(self, stream: NodeStream) -> dict[str, list[int]]:
         """Write the fields and splits of a node type; return, by split, the number of members in each part."""
         self._begin(stream.name)
         parts, sizes = range(len(stream.bounds) - 1), dict[str, list[int]]()
         for block in stream.blocks:
-            pieces, stored = self._block(stream, block), block.stored.items()
+            pieces, stored = self._block(stream, block), block.fields.items()
             files = [(layout.node_file(part, stream.name, name), field) for part in parts for name, field in stored]
             self._join([WholeFile(name, field, pieces_of(pieces, name)) for name, field in files])
         for split, given in stream.splits.items():
@@ -141,16 +139,9 @@ class _SharedStore:
     def _block(self, stream: NodeStream, block: NodeFields) -> list[Any]:
         """Write the fields of a block as pieces of files; return, for each task, a dict from file name to piece."""
         rows, width = self._frames(block.rows), sum(field.row_bytes for field in block.fields.values())
-        step = chunk_rows(self._options.chunk_rows, width) if block.finish is not None else 1
-        ranges = self._ranges(stream.num_nodes, stream.num_nodes, width + KEY_BYTES, step)
-        shipped = NodeFields(block.fields, partial(iter, ()), block.finish)  # without its rows
-        task = self._task(stream, rows, ranges, block=shipped)
-        if block.finish is not None:
-            names = self._run(rows, ranges, task.measure)
-            applied = block.finish.prepare(measures_in(self._target.staging, names))
-            finish = replace(block.finish, prepare=partial(_prepared, applied))
-            task = replace(task, block=replace(shipped, finish=finish))
-        return self._run(rows, ranges, task.write)
+        ranges = self._ranges(stream.num_nodes, stream.num_nodes, width + KEY_BYTES)
+        shipped = NodeFields(block.fields, partial(iter, ()))  # without its rows
+        return self._run(rows, ranges, self._task(stream, rows, ranges, block=shipped).write)
 
     def _task(self, stream: NodeStream, rows: Any, ranges: Ranges, **writes: Any) -> "NodeRangeTask":
         decode = rows if isinstance(rows, IdRows) else rows.decode
@@ -276,10 +267,6 @@ def _node_times(decode: Callable[[Any], Rows], name: str | None, batches: Any) -
         yield pa.RecordBatch.from_pydict({"node": rows.ids.numpy(), "time": times.numpy()})
 
 
-def _prepared(applied: Any, measures: Any) -> Any:
-    return applied
-
-
 # --- tasks ---------------------------------------------------------------------------------------
 
 
@@ -289,7 +276,6 @@ class TaskOptions:
 
     staging: StoragePath
     memory: int  # bytes that a task's process may hold
-    chunk_rows: int
 
     @contextmanager
     def budget(self) -> Iterator[SpillBudget]:
@@ -298,7 +284,7 @@ class TaskOptions:
         give_back_freed_memory()
         left = max(LEAST_MEMORY, self.memory - resident_bytes())
         with tempfile.TemporaryDirectory(prefix="hoploom-", dir=SparkFiles.getRootDirectory()) as folder:
-            yield SpillBudget(Path(folder), left, self.chunk_rows)
+            yield SpillBudget(Path(folder), left)
 
 
 @dataclass(frozen=True)
@@ -323,16 +309,6 @@ class NodeRangeTask:
                 write_split(writer, replace(stream, splits={self.split: rows}), self.split, budget)
             return writer.pieces
 
-    def measure(self, number: int, batches: Batches) -> Any:
-        """Write the statistics of range `number` to a new file, for the block's `finish`; return the file's name."""
-        assert self.block is not None
-        stream, rows = self._within(number, batches)
-        name = f"{PIECES}/measures/{number:06d}-{secrets.token_hex(8)}"
-        with self.options.budget() as budget, self.options.staging.create(name) as file:
-            for measures in measured_chunks(stream, replace(self.block, rows=rows), budget):
-                file.write(json.dumps(measures).encode() + b"\n")
-        return name
-
     def _within(self, number: int, batches: Batches) -> tuple[NodeStream, Callable[[], Iterator[Any]]]:
         """Return a NodeStream of range `number` without fields, and a function that yields the rows of this range."""
         (first, end), decode = self.ranges.limits(number), self.decode
@@ -342,13 +318,6 @@ class NodeRangeTask:
             return decode.within(first, end) if isinstance(decode, IdRows) else map(decode, batches)
 
         return NodeStream(self.name, bounds, first_part=first_part), rows
-
-
-def measures_in(staging: StoragePath, names: Sequence[str]) -> Iterator[Measures]:
-    """Yield the statistics of all chunks that tasks have written to the files `names`, in this order."""
-    for name in names:
-        with staging.open(name) as file:
-            yield from map(json.loads, file)
 
 
 def _parts_within(bounds: Sequence[int], first: int, end: int) -> tuple[tuple[int, ...], int]:

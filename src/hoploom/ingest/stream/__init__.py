@@ -4,7 +4,6 @@ from hoploom.ingest.stream.streams import LEAST_MEMORY as LEAST_MEMORY
 from hoploom.ingest.stream.streams import EdgeRows as EdgeRows
 from hoploom.ingest.stream.streams import EdgeRule as EdgeRule
 from hoploom.ingest.stream.streams import EdgeStream as EdgeStream
-from hoploom.ingest.stream.streams import Finish as Finish
 from hoploom.ingest.stream.streams import NodeFields as NodeFields
 from hoploom.ingest.stream.streams import NodeStream as NodeStream
 from hoploom.ingest.stream.streams import Progress as Progress

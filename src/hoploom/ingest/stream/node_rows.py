@@ -1,8 +1,6 @@
 """Write the rows of all nodes of a type, or of a range, in the order of their ids; a split's members are ascending."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
 from itertools import chain
 from typing import Protocol
 
@@ -20,12 +18,10 @@ from hoploom.ingest.stream.spill import (
     checked_rows,
     from_bytes,
 )
-from hoploom.ingest.stream.streams import Chunk, Measures, NodeFields, NodeStream, Rows
+from hoploom.ingest.stream.streams import Chunk, NodeFields, NodeStream
 from hoploom.ops.spool import KEY_BYTES, place_column
 from hoploom.schema import Field
 from hoploom.store import format as layout
-
-CHUNK_BYTES = 16 << 20
 
 
 class ArraySink(Protocol):
@@ -44,7 +40,7 @@ def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budge
 
     def finish_part() -> None:
         nonlocal part
-        for name, field in block.stored.items():
+        for name, field in block.fields.items():
             writer.finish(layout.node_file(stream.first_part + part, stream.name, name), field)
         part += 1
 
@@ -52,7 +48,7 @@ def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budge
         end = position + next(iter(chunk.values())).shape[0]
         while position < end and part < len(bounds) - 1:
             count = min(end, bounds[part + 1]) - position
-            for name, field in block.stored.items():
+            for name, field in block.fields.items():
                 writer.append(layout.node_file(stream.first_part + part, stream.name, name), field, chunk[name][:count])
             chunk = {name: rows[count:] for name, rows in chunk.items()}
             position += count
@@ -66,17 +62,10 @@ def write_fields(writer: ArraySink, stream: NodeStream, block: NodeFields, budge
         finish_part()
 
 
-def measured_chunks(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Measures]:
-    """Yield what `block.finish` measures (statistics such as sums) in each chunk of rows."""
-    assert block.finish is not None
-    with _spooled(stream, block, budget, stream.bounds[0], block.rows()) as chunks:
-        yield from map(block.finish.measure, chunks())
-
-
 def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Iterator[Chunk]:
-    """Yield a block's fields in the order of ids, after its `finish`; rows are spooled from the first disorder on."""
+    """Yield a block's fields in the order of ids; rows are spooled from the first disorder on."""
     position, arriving = stream.bounds[0], block.rows()
-    for rows in arriving if block.finish is None else ():
+    for rows in arriving:
         count = rows.ids.numel()
         follows = not count or (int(rows.ids[0]) == position and int(rows.ids[-1]) == position + count - 1)
         if not (follows and bool((rows.ids[1:] - rows.ids[:-1] == 1).all())):
@@ -85,53 +74,26 @@ def _in_order(stream: NodeStream, block: NodeFields, budget: SpillBudget) -> Ite
         yield checked_rows(block.fields, rows.fields, count)
         position += count
     else:
-        if block.finish is None:
-            return
-    with _spooled(stream, block, budget, position, arriving) as chunks:
-        if block.finish is None:
-            yield from chunks()
-        else:
-            yield from map(block.finish.prepare(map(block.finish.measure, chunks())), chunks())
-
-
-@contextmanager
-def _spooled(
-    stream: NodeStream, block: NodeFields, budget: SpillBudget, position: int, arriving: Iterator[Rows]
-) -> Iterator[Callable[[], Iterator[Chunk]]]:
-    """Spool the rows that still arrive, of the ids from `position` on; yield a function that reads them in id order."""
+        return
     width = sum(field.row_bytes for field in block.fields.values())
     bounds = [position, stream.bounds[-1]]
     wanted = -(-(bounds[1] - position) * (width + KEY_BYTES) * 8 // budget.bytes)  # buckets of an eighth of the budget
-    step = chunk_rows(budget.chunk_rows, width)
-    cuts = bucket_bounds(bounds, max(1, min(wanted, MOST_BUCKETS)), step)
-    with Spool(budget.folder / "rows", cuts, width, budget.bytes, step) as spool:
+    cuts = bucket_bounds(bounds, max(1, min(wanted, MOST_BUCKETS)))
+    with Spool(budget.folder / "rows", cuts, width, budget.bytes) as spool:
         for rows in arriving:
-            values = checked_rows(block.fields, rows.fields, rows.ids.numel()).values()
-            spool.add(rows.ids, [ops.byte_rows(column) for column in values])
-        yield partial(_in_chunks, spool, stream, block, step)
-
-
-def _in_chunks(spool: Spool, stream: NodeStream, block: NodeFields, step: int) -> Iterator[Chunk]:
-    """Yield the spooled rows in id order, in chunks of a size that does not depend on the memory."""
-    for bucket in spool.buckets():
-        values, offset = {}, KEY_BYTES
-        for name, field in block.fields.items():
-            raw = ops.empty((bucket.num_keys, field.row_bytes), torch.uint8)
-            try:
-                place_column(bucket.records, offset, raw)
-            except DataError as error:
-                raise DataError(f"{stream.name!r}: {error}") from error
-            values[name] = from_bytes(raw, field)
-            offset += field.row_bytes
-        for begin in range(0, bucket.num_keys, step):
-            yield {name: rows[begin : begin + step] for name, rows in values.items()}
-
-
-def chunk_rows(rows: int, width: int) -> int:
-    """Return the number `rows`, halved until this number of rows of `width` bytes each fits CHUNK_BYTES."""
-    while rows > 1 and rows * width > CHUNK_BYTES:
-        rows //= 2
-    return rows
+            columns = checked_rows(block.fields, rows.fields, rows.ids.numel()).values()
+            spool.add(rows.ids, [ops.byte_rows(column) for column in columns])
+        for bucket in spool.buckets():
+            values, offset = {}, KEY_BYTES
+            for name, field in block.fields.items():
+                raw = ops.empty((bucket.num_keys, field.row_bytes), torch.uint8)
+                try:
+                    place_column(bucket.records, offset, raw)
+                except DataError as error:
+                    raise DataError(f"{stream.name!r}: {error}") from error
+                values[name] = from_bytes(raw, field)
+                offset += field.row_bytes
+            yield values
 
 
 def write_split(writer: ArraySink, stream: NodeStream, split: str, budget: SpillBudget) -> list[int]:
@@ -162,8 +124,8 @@ def stored_fields(stream: NodeStream) -> dict[str, Field]:
     """Return the fields of a type by name; raise DataError if two fields have the same name."""
     fields: dict[str, Field] = {}
     for block in stream.blocks:
-        repeated = fields.keys() & block.stored.keys()
+        repeated = fields.keys() & block.fields.keys()
         if repeated:
             raise DataError(f"{stream.name!r} has two fields named {sorted(repeated)[0]!r}; rename one")
-        fields |= block.stored
+        fields |= block.fields
     return fields

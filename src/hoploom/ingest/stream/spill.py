@@ -37,18 +37,17 @@ class SpillBudget:
 
     folder: Path
     bytes: int
-    chunk_rows: int = 1 << 16  # nodes that a Finish gets at once
 
 
 class Spool(Closing):
     """Takes rows in any order, returns them by bucket, each in order of arrival.
 
-    A bucket too large for memory is split; `step` neighbouring keys stay together.
+    A bucket too large for memory is split.
     """
 
-    def __init__(self, folder: Path, bounds: Sequence[int], width: int, memory: int, step: int = 1) -> None:
+    def __init__(self, folder: Path, bounds: Sequence[int], width: int, memory: int) -> None:
         self._folder, self._bounds = folder, torch.tensor(bounds, dtype=torch.int64)
-        self._width, self._memory, self._step = KEY_BYTES + width, memory, step
+        self._width, self._memory = KEY_BYTES + width, memory
         self._counts = torch.zeros(len(bounds) - 1, dtype=torch.int64)
         self._waiting: list[list[NDArray[np.uint8]]] = [[] for _ in range(len(bounds) - 1)]  # [n, width] each
         self._waiting_bytes = 0
@@ -70,7 +69,7 @@ class Spool(Closing):
         """Yield all buckets in the order of their keys, including empty buckets. May be called again."""
         for bucket, count in enumerate(self._counts.tolist()):
             first, end = self._bounds[bucket : bucket + 2].tolist()
-            if count * self._width <= self._memory // 8 or end - first <= self._step:
+            if count * self._width <= self._memory // 8 or end - first <= 1:
                 yield Bucket(first, end - first, self._read(bucket, count))
             else:
                 yield from self._split(bucket, first, end)
@@ -115,9 +114,9 @@ class Spool(Closing):
     def _split(self, bucket: int, first: int, end: int) -> Iterator[Bucket]:
         """Yield smaller buckets in place of one that is too large for memory, through a second spool."""
         self._flush()
-        bounds = bucket_bounds([first, end], MOST_BUCKETS, self._step)
+        bounds = bucket_bounds([first, end], MOST_BUCKETS)
         folder, width = self._path(bucket).with_suffix(".split"), self._width - KEY_BYTES
-        with Spool(folder, bounds, width, self._memory, self._step) as smaller:
+        with Spool(folder, bounds, width, self._memory) as smaller:
             held = min(SPLIT_RECORDS, self._memory // 8 // self._width + 1)
             records = torch.empty(held, self._width, dtype=torch.uint8)
             begin = 0
@@ -129,10 +128,9 @@ class Spool(Closing):
             yield from smaller.buckets()
 
 
-def bucket_bounds(bounds: Sequence[int], wanted: int, step: int = 1) -> list[int]:
-    """Return the bounds of about `wanted` buckets, of a multiple of `step` keys each. A bucket lies in one part."""
+def bucket_bounds(bounds: Sequence[int], wanted: int) -> list[int]:
+    """Return the bounds of about `wanted` buckets. A bucket lies in one part."""
     span = max(-(-(bounds[-1] - bounds[0]) // wanted), 1)
-    span = -(-span // step) * step
     cuts = {bounds[0]}
     for begin, end in pairwise(bounds):
         cuts.update(range(begin, end, span))

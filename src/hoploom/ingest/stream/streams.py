@@ -67,34 +67,14 @@ def in_turn(one: Callable[[Any], Any], other: Callable[[Any], Any], given: Any) 
 
 
 Chunk = Mapping[str, Tensor]  # fields of consecutive nodes, in the order of their ids
-Measures = Mapping[str, Sequence[Sequence[float]]]  # statistics of a chunk by field, e.g. the sum of each column
-
-
-@dataclass(frozen=True)
-class Finish:
-    """A last step on a node type's rows that needs statistics of all rows, such as a division by a column's mean.
-
-    First, `measure` returns statistics of each chunk; then `prepare` gets them all, in order, and returns a function
-    that is applied to each chunk. Chunks do not depend on the memory, so sums over chunks are the same to the last bit.
-    """
-
-    fields: Mapping[str, Field]  # as stored
-    measure: Callable[[Chunk], Measures]
-    prepare: Callable[[Iterator[Measures]], Callable[[Chunk], Chunk]]
 
 
 @dataclass(frozen=True)
 class NodeFields:
     """A block of fields: fields of one node type whose values arrive together, in the same rows."""
 
-    fields: Mapping[str, Field]  # as they arrive
+    fields: Mapping[str, Field]
     rows: Callable[[], Iterator[Rows]]  # every node once, in any order
-    finish: Finish | None = None
-
-    @property
-    def stored(self) -> Mapping[str, Field]:
-        """The fields that the store will have: those that `finish` makes, or `fields` without it."""
-        return self.fields if self.finish is None else self.finish.fields
 
 
 @dataclass(frozen=True)
@@ -161,4 +141,3 @@ class StoreOptions:
     homogeneous: bool = False
     memory: int = 4 << 30  # bytes that the process may hold
     least_memory: int = LEAST_MEMORY  # bytes that a step has, however much the process holds already
-    chunk_rows: int = 1 << 16  # nodes that a Finish gets at once: the last bits of its sums depend on it

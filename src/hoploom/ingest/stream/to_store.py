@@ -127,7 +127,7 @@ def check_streams(nodes: Sequence[NodeStream], edges: Sequence[EdgeStream]) -> N
 def _budget(writer: StoreWriter, options: StoreOptions) -> SpillBudget:
     """Return the budget of the next step: the memory that is left now, and the writer's scratch folder."""
     left = max(options.least_memory, options.memory - resident_bytes())
-    return SpillBudget(writer.scratch, left, options.chunk_rows)
+    return SpillBudget(writer.scratch, left)
 
 
 def written_relations(

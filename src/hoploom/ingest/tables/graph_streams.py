@@ -27,7 +27,7 @@ from hoploom.ingest.tables.engine import Engine, EngineRows, UnreadableError, re
 from hoploom.ingest.tables.graph_file import EdgeTable, GraphFile, NodeTable
 from hoploom.ingest.tables.ids import NULL, NodeIds, Numbering, cast_ids, int64_of, number_nodes, read_node_ids
 from hoploom.ingest.tables.sources import TableSource
-from hoploom.ingest.tables.transforms import Planner, TableFields, standardise
+from hoploom.ingest.tables.transforms import Planner, TableFields, measured
 from hoploom.keys import mix
 from hoploom.ops.sample import Words, mix_words
 from hoploom.schema import ORIGINAL_ID, Field
@@ -70,6 +70,15 @@ class Report:
     unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a label by type, if there are some
     notes: list[str] = field(default_factory=list)  # what happens to nodes without a label
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    standardised: dict[str, dict[str, Any]] = field(default_factory=dict)  # by table and field: means and deviations
+
+    def measured(self, engine: Engine, planned: TableFields) -> TableFields:
+        """Return the fields with the means and deviations of the columns to standardise, and note these numbers."""
+        found = measured(engine, planned)
+        for name, (means, deviations) in found.shifts.items():
+            numbers = {"mean": means.tolist(), "deviation": deviations.tolist()}
+            self.standardised.setdefault(planned.source.table.owner, {})[name] = numbers
+        return found
 
 
 @dataclass(frozen=True)
@@ -143,11 +152,8 @@ class NodeRows:
             splits = self._drawn_splits(split, label if table.owner in report.unlabelled else None)
         fields = _original_ids(self.engine, self.numbering)
         if planned.fields:
-            arriving = {field.name: field.arriving for field in planned.fields}
-            standardised = {field.name: field.standardised for field in planned.fields if field.standardised}
             stored = {field.name: field.field for field in planned.fields}
-            finish = standardise(standardised, stored) if standardised else None
-            fields.append(NodeFields(arriving, self._rows(planned), finish))
+            fields.append(NodeFields(stored, self._rows(report.measured(self.engine, planned))))
         timed = [one for one in planned.fields if one.name == "time"]
         times = self._rows(replace(planned, fields=timed)) if timed else None
         return NodeStream(table.name, self.numbering.bounds, fields, splits, times=times)
@@ -286,7 +292,8 @@ class _EdgeTables:
         )
         report.edges[table.owner] = report.dropped[table.owner] = 0
         joined = self._joined(planned.aliases).select(*ENDS, *planned.aliases.values())
-        rows = EngineRows(self.engine, joined, partial(_edge_rows, planned), planned.row_bytes)
+        decode = partial(_edge_rows, report.measured(self.engine, planned))
+        rows = EngineRows(self.engine, joined, decode, planned.row_bytes)
         known = KnownEdges(rows, self.source.num_rows, table.owner, report, drop_dangling, self._dangling)
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
 

@@ -4,8 +4,10 @@ The order is fill, cast, then categories; a list becomes several numbers of a ro
 here, not in an engine, so that every engine gives the same bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,7 +20,6 @@ from torch import Tensor
 
 from hoploom.config.values import as_key
 from hoploom.errors import ConfigError, DataError
-from hoploom.ingest.stream.streams import Chunk, Finish, Measures
 from hoploom.ingest.tables import diagnose
 from hoploom.ingest.tables.diagnose import UnfitError
 from hoploom.ingest.tables.engine import Engine
@@ -31,6 +32,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 MOST_SQUARED = 1e145  # largest number to standardise: the sum of a column's squares is still finite
 NULL = "is null; give a value, or fill nulls with columns.<name>.fill"
 NUMBERS = ("integer", "floating", "boolean", "decimal", "date", "timestamp")  # kinds of Arrow types
+UNIT = 1127  # so that every float64 is a multiple of 2 ** -UNIT
 EXACT = ("float64", "int64")  # dtypes that hold microseconds since 1970 exactly
 STORED = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "halffloat": "float16"}  # Arrow's name -> a store's
 STORED |= {"float": "float32", "double": "float64"}
@@ -255,85 +257,61 @@ def check_range(values: Values, dtype: str) -> None:
             raise UnfitError(f"holds {extreme}, which does not fit {dtype}; choose a wider dtype")
 
 
-# --- standardising, which needs all rows before it changes the first -----------------------------
+# --- standardising, which needs the sums of all rows --------------------------------------------
 
 
-def standardise(columns: Mapping[str, Sequence[int]], stored: Mapping[str, Field]) -> Finish:
-    """Return a Finish that subtracts the mean of columns and divides by the standard deviation.
+def measured(engine: Engine, planned: "TableFields") -> "TableFields":
+    """Return the fields with the means and standard deviations of the columns to standardise, over all rows.
 
-    NaN is left out; a constant column becomes zeros; sums do not depend on the order of arrival.
+    NaN is left out, and a constant column becomes zeros. Sums are exact integers, so that no order of rows, thread or
+    executor changes a bit of the mean, or of the sum of squared distances from it.
     """
-    return Finish(stored, partial(_measured, columns), partial(_prepared, columns, stored))
+    some = replace(planned, fields=[field for field in planned.fields if field.standardised])
+    if not some.fields:
+        return planned
+    rows = engine.read(some.source.paths)
+    rows = rows.select(**{alias: rows[name] for name, alias in some.aliases.items()})
+    zeros = {field.name: np.zeros(len(field.standardised)) for field in some.fields}
+    means = _mean(engine.fold(rows, partial(_sums, some, zeros, 1), some.row_bytes), zeros)
+    squares = _mean(engine.fold(rows, partial(_sums, some, means, 2), some.row_bytes), zeros)
+    deviations = {name: np.where(own == 0, 1.0, np.sqrt(own)) for name, own in squares.items()}
+    return replace(planned, shifts={name: (means[name], deviations[name]) for name in zeros})
 
 
-Columns = Mapping[str, Sequence[int]]  # by field, the indices of the columns to standardise
+def _sums(planned: "TableFields", centres: Mapping[str, Values], power: int, batches: Iterator[pa.RecordBatch]) -> Any:
+    """Return, by field, the numbers of values that are not NaN, and exact sums of powers of distances to `centres`."""
+    found = {name: [[0, 0] for _ in centre] for name, centre in centres.items()}
+    for batch in batches:
+        rows = planned.rows(batch)
+        for field in planned.fields:
+            values = rows[field.name].view(batch.num_rows, -1)[:, list(field.standardised)].numpy()
+            for own, column, centre in zip(found[field.name], values.T, centres[field.name], strict=True):
+                given = column[~np.isnan(column)]
+                own[0] += given.size
+                own[1] += exact_sum((given - centre) ** power)
+    return found
 
 
-def _measured(columns: Columns, chunk: Chunk) -> Measures:
-    return {name: moments_of(_columns(chunk[name], some).numpy()).tolist() for name, some in columns.items()}
+def _mean(found: Sequence[Mapping[str, Sequence[Sequence[int]]]], like: Mapping[str, Values]) -> dict[str, Values]:
+    """Return, by field, the means that follow from what `_sums` has returned for each share of the rows."""
+    means = {}
+    for name in like:
+        totals = [
+            [sum(part) for part in zip(*own, strict=True)] for own in zip(*(each[name] for each in found), strict=True)
+        ]
+        means[name] = np.array([float(Fraction(total, max(count, 1) << UNIT)) for count, total in totals])
+    return means
 
 
-def _prepared(columns: Columns, stored: Mapping[str, Field], measures: Iterator[Measures]) -> Callable[[Chunk], Chunk]:
-    moments = {name: Moments(len(some)) for name, some in columns.items()}
-    for measured in measures:
-        for name in columns:
-            moments[name].add(np.array(measured[name], np.float64))
-    shifts = {name: (moments[name].centre, moments[name].deviation) for name in columns}
-    return partial(_standardised, columns, stored, shifts)
-
-
-def _standardised(
-    columns: Columns, stored: Mapping[str, Field], shifts: Mapping[str, tuple[Values, Values]], chunk: Chunk
-) -> Chunk:
-    done = dict(chunk)
-    for name, some in columns.items():
-        rows, (centre, deviation) = chunk[name].clone(), shifts[name]
-        values = (_columns(rows, some).numpy() - centre) / deviation
-        rows.view(rows.shape[0], -1)[:, list(some)] = torch.from_numpy(values)
-        done[name] = rows.to(DTYPES[stored[name].dtype])
-    return done
-
-
-def _columns(rows: Tensor, some: Sequence[int]) -> Tensor:
-    return rows.view(rows.shape[0], -1)[:, list(some)]
-
-
-def moments_of(values: Values) -> Values:
-    """Return [5, width] for columns [n, width]: count without NaN, mean, sum of squared deviations, min and max."""
-    given = ~np.isnan(values)
-    count = given.sum(axis=0)
-    mean = np.where(given, values, 0).sum(axis=0) / np.maximum(count, 1)
-    squares = np.where(given, np.square(values - mean), 0).sum(axis=0)
-    least = np.fmin.reduce(values, axis=0, initial=np.inf)
-    return np.stack([count, mean, squares, least, np.fmax.reduce(values, axis=0, initial=-np.inf)])
-
-
-class Moments:
-    """Accumulates the mean and standard deviation of columns, chunk by chunk (Chan's update)."""
-
-    def __init__(self, width: int) -> None:
-        self._count, self._mean, self._squares = np.zeros(width), np.zeros(width), np.zeros(width)
-        self._least, self._most = np.full(width, np.inf), np.full(width, -np.inf)
-
-    def add(self, measured: Values) -> None:
-        """Add the result of `moments_of` for a chunk."""
-        count, mean, squares, least, most = measured
-        delta, total = mean - self._mean, np.maximum(self._count + count, 1)
-        self._squares += squares + np.square(delta) * (self._count * count / total)
-        self._mean = self._mean + delta * (count / total)
-        self._count = self._count + count
-        self._least, self._most = np.fmin(self._least, least), np.fmax(self._most, most)
-
-    @property
-    def centre(self) -> Values:
-        """The mean of each column; if all values of a column are equal, exactly this value."""
-        return np.where(self._least >= self._most, self._least, self._mean)
-
-    @property
-    def deviation(self) -> Values:
-        """The standard deviation of each column; 1 if all values are equal, or if the sum of squares is 0."""
-        found = np.sqrt(self._squares / np.maximum(self._count, 1))
-        return np.where((self._least >= self._most) | (found == 0), 1.0, found)
+def exact_sum(values: Values) -> int:
+    """Return the sum of finite float64 values, without rounding, in units of 2 ** -UNIT."""
+    fractions, exponents = np.frexp(values)
+    whole = np.ldexp(fractions, 53).astype(np.int64)
+    kinds, places = np.unique(exponents, return_inverse=True)
+    halves = (np.bincount(places, half).tolist() for half in (whole >> 27, whole & (1 << 27) - 1))  # below 2 ** 53
+    return sum(
+        (int(high) << 27) + int(low) << int(kind) + UNIT - 53 for kind, high, low in zip(kinds, *halves, strict=True)
+    )
 
 
 # --- planning -------------------------------------------------------------------------------
@@ -371,9 +349,6 @@ class Planner:
         shape = (sum(column.extent for column in columns),) if key == "features" else columns[0].shape
         dtype = dtype or self._own_dtype(key, columns[0])
         for column in columns:
-            if column.rule.standardise and isinstance(self.source.table, EdgeTable):
-                message = "only columns of nodes are standardised, whose rows have an order to sum them in"
-                raise self._column_problem(column.name, f"{message}; do it in the table")
             if column.rule.standardise and dtype not in FLOATS:
                 raise self._column_problem(column.name, f"{name} is {dtype}, but what is standardised are fractions")
         return FieldColumns(name, Field(dtype, shape), columns, weights=key == "weight")
@@ -480,6 +455,9 @@ class TableFields:
 
     source: TableSource
     fields: Sequence[FieldColumns]
+    shifts: Mapping[str, tuple[Values, Values]] = dataclasses.field(
+        default_factory=dict
+    )  # by field, means and deviations
 
     @property
     def label(self) -> "TableFields | None":
@@ -501,7 +479,14 @@ class TableFields:
     def rows(self, batch: pa.RecordBatch) -> dict[str, Tensor]:
         """Return the rows of every field; raise DataError that names the first row that cannot be used."""
         arrays = {name: batch.column(alias) for name, alias in self.aliases.items()}
-        return {field.name: self._rows(field, arrays, batch.num_rows) for field in self.fields}
+        found = {field.name: self._rows(field, arrays, batch.num_rows) for field in self.fields}
+        for field in self.fields if self.shifts else ():
+            if field.name in self.shifts:
+                rows, (centre, deviation) = found[field.name].view(batch.num_rows, -1), self.shifts[field.name]
+                some = list(field.standardised)
+                rows[:, some] = torch.from_numpy((rows[:, some].numpy() - centre) / deviation)
+                found[field.name] = found[field.name].to(DTYPES[field.field.dtype])
+        return found
 
     def _rows(self, field: FieldColumns, arrays: Mapping[str, pa.Array], count: int) -> Tensor:
         out = torch.empty((count, *field.field.shape), dtype=DTYPES[field.arriving.dtype])
