@@ -32,26 +32,26 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 782,
-    "config": 811,
+    "config": 812,
     "ops": 3805,
     "store": 4212,
     "sample": 1533,
-    "ranks": 1951,
+    "ranks": 1987,
     "load": 3278,
-    "nn": 2887,
+    "nn": 2982,
     "serve": 4263,
-    "train": 5025,
+    "train": 5147,
     "gpu": 2610,
-    "inference": 1167,
+    "inference": 1276,
     "ranking": 1016,
-    "ingest": 6620,
+    "ingest": 6518,
     "partition": 1458,
     "scale": 970,
     "deploy": 2514,
     "report": 1147,
-    "cli": 1730,
+    "cli": 1760,
 }
-BUDGET, MOST_FILES = 47_759, 230
+BUDGET, MOST_FILES = 48_075, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
