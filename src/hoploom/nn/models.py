@@ -500,7 +500,8 @@ def _split(x: Rows, counts: Mapping[str, int]) -> tuple[Rows, Rows]:
 
 
 def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:
-    return {name: rows[: counts[name]] for name, rows in x.items()}
+    """Return the first `counts` rows of each type; a slice of all rows would copy their gradient."""
+    return {name: rows if rows.shape[0] == counts[name] else rows[: counts[name]] for name, rows in x.items()}
 
 
 class GraphSAGE(GNN):
