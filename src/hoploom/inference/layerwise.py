@@ -217,6 +217,7 @@ class LayerPlan:
 
     widths: Mapping[str, int]  # the layer's input rows
     rewritten: Mapping[TypeKey, int]  # rows written to files before they are aggregated: by `enter`, or by `project`
+    written_as: Mapping[RelationName, RelationName]  # the first relation that sends the same rows of `project`
     sent: Mapping[RelationName, int]  # the rows that relations aggregate
     computed: Mapping[str, int]  # types that get new rows
     kept: frozenset[str]  # types whose rows the layer does not change, and later steps need
@@ -253,7 +254,8 @@ class ModelPlan:
             most, stored = width, fields[FEATURES].row_bytes if FEATURES in fields else 0
             for layer in self.layers:
                 projected = sum(layer.rewritten.get(key, 0) for key in layer.sent if key[0] == name)
-                brought = sum(layer.rewritten.get(key, layer.widths[key[0]]) for key in layer.sent if key[2] == name)
+                keys = [key for key in layer.sent if key[2] == name]
+                brought = sum(layer.rewritten.get(layer.written_as[key], layer.widths[key[0]]) for key in keys)
                 after = max(layer.computed.get(name, 0), self.outputs.get(name, 0))
                 most = max(most, 2 * layer.widths.get(name, 0) + max(projected, brought + 3 * after))
             found[name] = max(width * self.dtype.itemsize + stored, most * self.dtype.itemsize)
@@ -341,11 +343,14 @@ def _probe_layer(
     model: GNN, schema: Schema, depth: int, keys: tuple[RelationName, ...], x: Rows, needed: set[str]
 ) -> tuple[LayerPlan, dict[str, Tensor]]:
     stage, entered = model.stage(depth), model.enter(depth, x)
+    written_as = dict[RelationName, RelationName]()
+    for key in keys:  # HGT has one layer for all relations
+        written_as[key] = next((k for k in written_as if k[0] == key[0] and stage.conv(k) is stage.conv(key)), key)
     z = {key: stage.project(key, entered[key[0]]) for key in keys}
     rewritten, edges, none = dict[TypeKey, int](), dict[RelationName, InEdges](), torch.empty(0, dtype=torch.int32)
     for key, rows in z.items():
         if rows is not entered[key[0]]:
-            rewritten[key] = rows.shape[1]
+            rewritten[written_as[key]] = rows.shape[1]
         elif rows is not x[key[0]]:
             rewritten[key[0]] = rows.shape[1]
         edges[key] = InEdges(torch.zeros(len(x[key[2]]) + 1, dtype=torch.int64), none, len(x[key[0]]))
@@ -358,7 +363,7 @@ def _probe_layer(
     computed = {name: rows.shape[1] for name, rows in out.items() if rows is not own[name]}
     kept = frozenset(out) - frozenset(computed)
     read = frozenset(key for key in keys if stage.conv(key).needs_degrees)
-    return LayerPlan(_widths(x), rewritten, _widths(z), computed, kept, read), out
+    return LayerPlan(_widths(x), rewritten, written_as, _widths(z), computed, kept, read), out
 
 
 def _widths(x: Mapping[Any, Tensor]) -> dict[Any, int]:
@@ -514,7 +519,7 @@ class LayerWise:
         files = self._pass(f"sources-{depth}", doing, layer.rewritten, layer.rewritten_types, changed)
         sources: dict[RelationName, tuple[Tensor, Gather | None]] = {}
         for key in layer.sent:
-            name, file, gather = key[0], files.get(key) or files.get(key[0]), None
+            name, file, gather = key[0], files.get(layer.written_as[key]) or files.get(key[0]), None
             rows = self._x[name] if file is None else file.read()
             file = file or self._files.get(name)
             if depth == 0 and name in self._plan.as_stored and rows is self._x[name] and self._features_on_disk(name):

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import math
 import os
+from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ import hoploom
 from hoploom import Store, StoreError
 from hoploom.inference import Inference, infer
 from hoploom.inference.files import RowFile
-from hoploom.inference.layerwise import Slices
+from hoploom.inference.layerwise import Slices, plan_of
 from hoploom.nn import GNN, Shape
 from hoploom.ops import Reads
 
@@ -283,6 +284,16 @@ def test_rows_lie_on_disk_no_longer_than_they_are_needed(kind: str, kept: set[st
     infer(model, store, tmp_path / "out", progress=lambda *_: seen.append([p.name for p in tmp_path.rglob("*.rows")]))
     assert {name.split("-")[0] for names in seen for name in names} == kept  # features are read where they are
     assert max(map(len, seen)) == len(kept) + 1  # a layer's rows while those of the next are made
+
+
+@pytest.mark.parametrize(("kind", "owner"), [("hgt", lambda key: key[0]), ("rgat", lambda key: key)])
+def test_relations_of_one_source_type_share_hgts_keys_and_values(
+    kind: str, owner: Callable[[Any], Any], library_store: Store
+) -> None:
+    schema = learned(library_store).schema
+    plan = plan_of(GNN(kind, schema, Shape(8, 2, 4)), schema, None, embeds_only=False)
+    for layer in plan.layers:
+        assert len(layer.rewritten) == len({owner(key) for key in layer.sent})
 
 
 def test_types_that_nobody_asks_for_are_not_computed(library_store: Store, tmp_path: Path) -> None:
