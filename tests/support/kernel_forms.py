@@ -86,6 +86,7 @@ def no_faults(device: torch.device) -> Tensor:
 @contextmanager
 def fenced(*modules: ModuleType) -> Iterator[None]:
     """Kernels that these modules start get arrays between fences, which must stand; what is new holds NaN at first."""
+    getattr(torch._dynamo, "disable")  # noqa: B009 (before its parts, which the next lines import: see sitecustomize.py)
     was, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty makes
     try:
