@@ -33,7 +33,7 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 782,
     "config": 812,
-    "ops": 3805,
+    "ops": 4113,
     "store": 4212,
     "sample": 1533,
     "ranks": 1987,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1760,
 }
-BUDGET, MOST_FILES = 48_075, 230
+BUDGET, MOST_FILES = 48_383, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

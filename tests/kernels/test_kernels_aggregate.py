@@ -16,6 +16,7 @@ from hoploom import ops
 from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends
 from hoploom.ops.kernels import aggregate as kernels
+from hoploom.ops.kernels import messages
 
 CASES = [("sum", 0), ("sum", 2), ("mean", 0), ("mean", 1), ("max", 0), ("softmax", 2)]
 
@@ -72,6 +73,11 @@ def work(device: torch.device) -> None:
             ops.aggregate(x, one, reduce, weights).sum().backward()
         ends = [torch.randn(n, 2, device=device, requires_grad=True) for n in (9, one.num_destinations)]
         add_ends(*ends, one).sum().backward()
+        rows, weight, att = (torch.randn(shape, device=device) for shape in ((one.num_edges, 3), (2, 3), (1, 2)))
+        term = ops.EdgeTerm(rows.requires_grad_(), weight.requires_grad_())
+        ops.pair_scores(*ends, one, att.requires_grad_(), 0.2, term).sum().backward()
+        for reduce, act in (("mean", "relu"), ("sum", "square"), ("max", None)):
+            ops.aggregate_messages(ends[0], one, reduce, term, act).sum().backward()
 
 
 def test_nothing_waits_for_the_device(
@@ -81,7 +87,8 @@ def test_nothing_waits_for_the_device(
     if device.type == "cuda":
         work(device)  # compiles
     else:  # the interpreter's own operations are not the device's
-        monkeypatch.setattr(kernels, "launch", lambda *arguments, **constants: None)
+        for module in (kernels, messages):
+            monkeypatch.setattr(module, "launch", lambda *arguments, **constants: None)
     with NoWaiting():  # type: ignore[no-untyped-call]
         work(device)
 
@@ -96,6 +103,8 @@ def test_cuda_gives_the_same_bits_every_time() -> None:
         edges = InEdges.of(edge_index, 2000, 2000)
         x = torch.linspace(-1, 1, 2000 * 64, device=device).view(2000, 64).requires_grad_()
         scores = torch.linspace(-1, 1, 200_000 * 4, device=device).view(-1, 4).requires_grad_()
-        ops.aggregate(x, edges, "softmax", scores).square().sum().backward()
-        found.append(torch.cat([x.grad.flatten(), scores.grad.flatten()]))
+        term = ops.EdgeTerm(scores, torch.linspace(-1, 1, 64 * 4, device=device).view(64, 4).requires_grad_())
+        sent = ops.aggregate(x, edges, "softmax", ops.pair_scores(x, x, edges, x[:4, :16], 0.2, term) + scores)
+        (sent + ops.aggregate_messages(x, edges, "sum", term, "relu")).square().sum().backward()
+        found.append(torch.cat([one.grad.flatten() for one in (x, *term)]))
     assert all(torch.equal(found[0], other) for other in found[1:])

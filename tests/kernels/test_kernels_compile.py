@@ -19,9 +19,9 @@ from support.kernel_calls import started
 WORKER = TESTS / "support" / "compile_workers.py"
 SHARED_MEMORY = {"sm_90": 227 << 10, "sm_80": 163 << 10, "gfx942": 64 << 10}  # bytes a program may take
 FLOATS_OF_PICKS = ("invert_sums", "keep_lowest")  # whose float64 must be the core's, bit for bit
-REDUCING = "reduce."  # the module whose results are the same every time, backward ones too
+REDUCING = "reduce.", "messages."  # the modules whose results are the same every time, backward ones too
 LITTLE = 16  # bytes of stack a thread may take: for a call, or a register or two
-READING_ROWS = ("copy_rows", "sum_short", "max_short", "dot_edges")
+READING_ROWS = ("copy_rows", "sum_short", "max_short", "dot_edges", "sum_messages")
 DEADLINE = 1500.0
 pytestmark = pytest.mark.slow  # a compiler takes a minute
 

@@ -30,7 +30,7 @@ from triton.runtime import interpreter
 import hoploom
 from hoploom import ops
 from hoploom.ops import InEdges, rows
-from hoploom.ops.kernels import aggregate, relabel
+from hoploom.ops.kernels import aggregate, messages, relabel
 from hoploom.ops.kernels import gather as gathering
 from hoploom.ops.kernels import sample as sampling
 from hoploom.ops.kernels.gather import Segments, gather
@@ -333,6 +333,7 @@ SMALL: list[tuple[Any, dict[str, Any]]] = [
     (relabel, {"MOST_PROBES": tl.constexpr(32)}),
     (aggregate, {"WINDOW": 8, "THREADS": 2, "MOST_LISTS": 2, "ROW_BYTES": 8, "AHEAD": 4}),
     (aggregate, {"TILE_BYTES": 128, "FEW": 4, "MANY": 8}),
+    (messages, {"MOST_EDGES": 2, "SPREAD": 40}),
     (gathering, {"TILE": 16, "WIDEST": 8}),
 ]
 
@@ -427,7 +428,12 @@ def reductions() -> list[Tensor]:
         out = ops.aggregate(x, edges, reduce, weights)
         out.backward(torch.linspace(1, 2, 12).view(3, 4))
         made += [one for one in (out.detach(), x.grad, None if weights is None else weights.grad) if one is not None]
-    return made
+    leaves = [torch.linspace(-1, 1, n).view(-1, 4).requires_grad_() for n in (8, 12, 8, 4 * 22, 16)]
+    left, right, att, *term = leaves
+    out = ops.aggregate_messages(left, edges, "sum", ops.EdgeTerm(*term), "relu")
+    scores = ops.pair_scores(left, right, edges, att[:, :2], 0.2, ops.EdgeTerm(*term))
+    (out.square().sum() + scores.square().sum()).backward()
+    return [*made, out.detach(), scores.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
 # Where no atomics meet anything, what is found in one order holds for all: there a second one checks the watch.

@@ -6,7 +6,7 @@ import torch
 
 from hoploom import ops
 from hoploom.ops import InEdges
-from hoploom.ops.kernels import aggregate
+from hoploom.ops.kernels import aggregate, messages
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.ops.kernels.relabel import DeviceNodeMap
 from hoploom.ops.kernels.sample import sample
@@ -25,6 +25,7 @@ def make_all() -> None:
     make_maps()
     make_gathers()
     make_reductions()
+    make_messages()
 
 
 def make_samples() -> None:
@@ -92,6 +93,20 @@ def make_reductions() -> None:
         aggregate.dot_rows(indptr, sources, edges.destinations, x, x, 4)
         aggregate.softmax_lists(indptr, scores, None)
         aggregate.softmax_lists(indptr, scores, scores)
+
+
+def make_messages() -> None:
+    """Messages and scores of 256 columns with 5 features, and with none, in 4 heads; a list is longer than a window."""
+    num_edges = 1000
+    edges = InEdges(torch.tensor([0, 900, num_edges]), torch.zeros(num_edges, dtype=torch.int64), 3)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        x, right, att = (torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in ((3, 256), (2, 256), (4, 64)))
+        narrow, weight, wide = torch.zeros(num_edges, 5), torch.zeros(256, 5), torch.zeros(num_edges, 256)
+        for rows, projection in ((narrow, weight), (wide, None)):
+            term = rows.to(dtype).requires_grad_(), None if projection is None else projection.to(dtype)
+            for act, mean in (("relu", True), ("square", False)):
+                messages.Messages.apply(x, *term, edges, act, mean).sum().backward()
+            messages.Scores.apply(x, right, att, *term, edges, 0.2).sum().backward()
 
 
 def started() -> set[str]:

@@ -1,9 +1,10 @@
 """Aggregate messages that depend on the edge, and score edges by their ends; forward and backward.
 
-On a CPU, the core adds up messages as it makes them. On a GPU, there is a tensor [num_edges, width] of them. Results do
-not depend on the number of threads. Second derivatives are not supported.
+The core (CPU) or kernels (GPU) add up messages as they make them; only for a maximum on a GPU, there is a tensor
+[num_edges, width] of them. Results do not depend on the number of threads. Second derivatives are not supported.
 """
 
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -70,10 +71,10 @@ def aggregate_messages(
         message = MAX if reduce == "max" or act is None else SUMS[act]
         out = _edges._apply(_Messages, values, *_fused(added), edges, message, reduce == "mean")
         return (out.relu() if message == MAX and act else out).to(x.dtype)
-    messages = _edges.add_ends(values, None, edges) + added.projected
-    if act is not None:
-        messages = messages.relu() if act == "relu" else messages.square()
-    return aggregate(messages, edges.own_rows, reduce).to(x.dtype)
+    if reduce != "max":
+        return _edges._apply(_kernels().Messages, values, *_fused(added), edges, act, reduce == "mean").to(x.dtype)
+    out = aggregate(_edges.add_ends(values, None, edges) + added.projected, edges.own_rows, "max")
+    return (out.relu() if act else out).to(x.dtype)
 
 
 def pair_scores(
@@ -95,13 +96,15 @@ def pair_scores(
     left = _edges._native(left)
     right, att = right.to(left.dtype), att.to(left.dtype)
     added = None if added is None else _checked(added, edges, left)
-    if _rows.runs_in_core(left):
-        term = (None, None) if added is None else _fused(added)
-        return _edges._apply(_Scores, left, right, att, *term, edges, slope)
-    total = _edges.add_ends(left, right, edges)
-    if added is not None:
-        total = total + added.projected
-    return (F.leaky_relu(total, slope).view(-1, heads, width) * att).sum(dim=2)
+    term = (None, None) if added is None else _fused(added)
+    scores = _Scores if _rows.runs_in_core(left) else _kernels().Scores
+    return _edges._apply(scores, left, right, att, *term, edges, slope)
+
+
+def _kernels() -> ModuleType:
+    from hoploom.ops.kernels import messages as kernels  # imports Triton
+
+    return kernels
 
 
 def dot_ends(left: Tensor, right: Tensor, edges: InEdges, heads: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch_geometric.utils import scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
 from hoploom import ConfigError, ops
-from hoploom.ops import EdgeTerm, InEdges, messages
+from hoploom.ops import EdgeTerm, InEdges
 
 Compute = Callable[..., Tensor]
 SOURCES, DESTINATIONS, EDGES, HEADS, WIDTH = 30, 20, 150, 2, 24
@@ -221,13 +220,6 @@ def test_ids_may_be_wide_and_entries_behind_the_lists_change_nothing() -> None:
     longer = InEdges(edges.indptr, F.pad(edges.sources, (0, 5), value=2**31 - 1), edges.num_sources)
     for other in (wide, longer):
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(results(edges), results(other), strict=True))
-
-
-def test_the_path_of_a_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_core = results(edges_of())
-    monkeypatch.setattr(messages, "_rows", SimpleNamespace(runs_in_core=lambda tensor: False))
-    for ours, theirs in zip(in_core, results(edges_of()), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
