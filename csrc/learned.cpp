@@ -10,10 +10,11 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
-#include <system_error>
+#include <string>
 #include <vector>
 
 #include "gather.h"
+#include "mapped_file.h"
 #include "processor.h"
 #include "random.h"
 #include "threads.h"
@@ -61,8 +62,9 @@ void transfer(Call call, const LearnedRows<T>& rows, int64_t id, Bytes* bytes, i
     const ssize_t result = call(rows.file, bytes + done, size_t(count - done), off_t(id * rows.record_bytes() + done));
     if (result < 0 && errno == EINTR) continue;
     if (result <= 0)
-      throw std::system_error(result < 0 ? errno : EIO, std::generic_category(),
-                              "row " + std::to_string(id) + " in the file of learned rows");
+      throw DamagedFile("row " + std::to_string(id) + " in the file of learned rows: " +
+                        (result < 0 ? std::strerror(errno) : "the file ends before it") +
+                        "; check the disk of the folder that Embedding was given");
     done += result;
   }
 }

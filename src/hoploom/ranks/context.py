@@ -297,8 +297,8 @@ class Context:
         """
         if self.world_size == 1:
             return rows if answer is None else answer(rows)
-        says, _ = self._agree(f"{doing} with all ranks")
-        coming = torch.stack(self.gather(torch.tensor(counts)))[:, self.rank].tolist()
+        says, of_ranks = self._small(f"{doing} with all ranks", torch.tensor(counts))
+        coming = torch.stack(of_ranks or self.gather(torch.tensor(counts)))[:, self.rank].tolist()
 
         def swapped(sent: Tensor, going: list[int], coming: list[int]) -> Tensor:
             found = sent.new_empty((sum(coming), *sent.shape[1:]))

@@ -314,7 +314,7 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
     [
         ({"precision": "fp16"}, "asks the host at every step"),
         ({"accumulate": 2}, "accumulate=2"),
-        ({"task": LinkPrediction()}, "tasks on nodes"),
+        ({"task": LinkPrediction()}, "are for one task on nodes"),
         ({"model": torch.nn.Linear(2, 2)}, "models of hoploom.nn"),
         ({"loader": {"disjoint": True}}, "disjoint or temporal"),
         ({"loader": {"subgraph_type": "induced"}}, "subgraph_type='induced'"),

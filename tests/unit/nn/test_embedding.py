@@ -1,6 +1,7 @@
 """Learned rows are those of torch's sparse embeddings, in every batch as they are now, and what goes wrong."""
 
 import gc
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,17 @@ def test_rows_in_a_folder_are_those_in_memory(optimizer: Any, dtype: Any, tmp_pa
     assert torch.equal(on_disk.rows, here.rows)
     assert torch.equal(on_disk.state, here.state)
     assert not torch.equal(here.rows, users(dim=7, dtype=dtype).rows)
+
+
+def test_a_disk_that_loses_rows_is_an_error_that_names_one(tmp_path: Path) -> None:
+    learned = users(folder=tmp_path)
+    rows = learned(torch.tensor([3]))
+    os.truncate(f"/proc/self/fd/{learned._file}", 0)
+    with pytest.raises(hoploom.StoreError, match=r"row 7 in the file of learned rows: .*; check the disk"):
+        learned(torch.tensor([7]))
+    rows.sum().backward()
+    with pytest.raises(hoploom.StoreError, match="row 3 in the file of learned rows"):
+        learned.step()
 
 
 @pytest.mark.parametrize("ids", [None, [5, 3, 9], [[97, 0], [98, 0], [99, 99]]], ids=["none", "numbers", "text"])
