@@ -12,17 +12,18 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.layers import Conv, Ends, aggregate, check_counts, eager, ends_of, plus_bias, refuse_weights
+from hoploom.nn.compiled import looped_like, operator, rows_like, scores_like
+from hoploom.nn.layers import Conv, Ends, aggregate, check_counts, ends_of, plus_bias, refuse_weights
 from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends as _add_ends
 
 FillValue = float | Literal["mean"]
 SUM_COST = 16  # to sum up a source's row of any width takes as long as to project it to so many columns
 
-add_ends = eager(_add_ends)
-softmax = eager(ops.softmax)
-pair_scores = eager(ops.pair_scores)
-sum_per_head = eager(ops.sum_per_head)
+add_ends = operator(lambda of_sources, _, edges: of_sources.new_empty(edges.num_edges, of_sources.shape[1]))(_add_ends)
+softmax = operator(lambda scores, _: torch.empty_like(scores))(ops.softmax)
+pair_scores = operator(lambda left, _, edges, att, *others: scores_like(left, edges, att.shape[0]))(ops.pair_scores)
+sum_per_head = operator(lambda x, edges, weights: rows_like(x.repeat(1, weights.shape[1]), edges))(ops.sum_per_head)
 
 
 class _Attention(Conv):
@@ -77,7 +78,12 @@ class _Attention(Conv):
         return plus_bias(out, self.bias)
 
 
-@eager
+def _with_loops_like(edges: InEdges, features: Tensor | None, _: FillValue) -> tuple[InEdges, Tensor | None]:
+    looped = looped_like(edges)
+    return looped, None if features is None else features.new_empty(looped.num_edges, features.shape[1])
+
+
+@operator(_with_loops_like)
 def with_loops(edges: InEdges, features: Tensor | None, fill_value: FillValue) -> tuple[InEdges, Tensor | None]:
     """Return the edges with a self-loop at every destination, and their features, if given."""
     looped = edges.with_loops

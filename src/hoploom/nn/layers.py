@@ -2,8 +2,7 @@
 
 A view has the edges that one layer reads, whether the batch has blocks, a sampled subgraph or a whole graph. A
 convolution has two halves: `project` maps the row of each source, and `propagate` aggregates these rows by destination.
-No messages are stored. A view's edges have the features and weights that the model reads. torch.compile skips
-aggregation.
+No messages are stored. A view's edges have the features and weights that the model reads.
 """
 
 import math
@@ -21,6 +20,7 @@ from hoploom import ops
 from hoploom.batch import EDGE_WEIGHT, Block
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, DataError
+from hoploom.nn.compiled import group, looped_like, operator, rows_like
 from hoploom.ops import InEdges
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
@@ -169,19 +169,16 @@ def _of_subgraph(
 
 
 def eager(function: Function) -> Function:
-    """Exclude a function from torch.compile. Its kernels are compiled already; its output shapes depend on values."""
+    """Exclude a function from torch.compile, which makes two graphs of the code around it."""
     excluded: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return excluded
 
 
-aggregate = eager(ops.aggregate)
-aggregate_messages = eager(ops.aggregate_messages)
-group = eager(InEdges.of)
-with_weights = eager(InEdges.weighted)
-with_features = eager(InEdges.with_features)
+aggregate = operator(rows_like)(ops.aggregate)
+aggregate_messages = operator(rows_like)(ops.aggregate_messages)
 
 
-@eager
+@operator(rows_like)
 def aggregate_features(features: Tensor, edges: InEdges, reduce: ops.Reduce) -> Tensor:
     """Return the aggregate of the rows of each destination's edges: [num_destinations, k]."""
     return ops.aggregate(features, edges.own_rows, reduce, edges.weights)
@@ -255,14 +252,14 @@ class Conv(nn.Module):
         if edge_weight is not None:
             if edge_weight.dim() != 1:
                 raise ConfigError(f"edge_weight has shape {list(edge_weight.shape)}; give one number per edge")
-            edges = with_weights(edges, edge_weight)
+            edges = edges.weighted(edge_weight)
         if edge_attr is not None:
             if self.edge_dim is None:
                 raise ConfigError(
                     f"{type(self).__name__} reads no edge_attr; give a SAGEConv, GATConv or GATv2Conv edge_dim=, take "
                     "GINEConv, or leave edge_attr out"
                 )
-            edges = with_features(edges, edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
+            edges = edges.with_features(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
         if x_dst is None:
             x, x_dst = with_own(x, edges.first, edges.num_destinations)
         return self.convolve(x, edges, x_dst, aggregated)
@@ -404,7 +401,12 @@ class GCNConv(Conv):
         return plus_bias(aggregate(z, looped, "sum", weights), self.bias)
 
 
-@eager
+def _normalised_like(edges: InEdges) -> tuple[InEdges, Tensor]:
+    looped, weights = looped_like(edges), edges.indptr if edges.weights is None else edges.weights
+    return looped, weights.new_empty(looped.num_edges, dtype=torch.promote_types(weights.dtype, torch.float32))
+
+
+@operator(_normalised_like)
 def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
     """Return the edges with a self-loop at every node, and the weight of each edge."""
     looped, own = edges.with_loops, slice(edges.first, edges.first + edges.num_destinations)

@@ -125,7 +125,7 @@ class PNAConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         refuse_weights(self, edges)
-        degrees = edges.degrees
+        degrees = edges.indptr.diff()
         own = self._of_end(x_dst, 0) + self._constant()
         own = own.masked_fill((degrees == 0).unsqueeze(1), 0)  # without edges, there are no messages
         rows = self._aggregated(z, edges, own, degrees).to(x_dst.dtype)
@@ -153,7 +153,8 @@ class PNAConv(Conv):
 
     def _aggregated(self, z: Tensor, edges: InEdges, own: Tensor, degrees: Tensor) -> Tensor:
         """Return all aggregates of the messages: [num_destinations, towers, aggregators * width]."""
-        width, found = own.shape[1], dict[str, Tensor]()
+        width = own.shape[1]
+        found: dict[str, Tensor] = {}
         num_negated = width * self._has("min")
         if self.edge_dim is not None:
             features, weight = (

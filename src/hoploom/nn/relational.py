@@ -19,25 +19,29 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.nn.attention import GATConv
+from hoploom.nn.compiled import group, operator, rows_like, scores_like
 from hoploom.nn.layers import (
     REDUCES,
     Conv,
     Ends,
     aggregate,
     check_counts,
-    eager,
     ends_of,
-    group,
     plus_bias,
     refuse_weights,
-    with_features,
     with_own,
 )
 from hoploom.ops import InEdges
 from hoploom.schema import RelationName
 
-attend = eager(ops.attend)
-dot_ends = eager(ops.dot_ends)
+dot_ends = operator(lambda left, _, edges, heads: scores_like(left, edges, heads))(ops.dot_ends)
+
+
+def _attend_like(x: Tensor, edges: InEdges, scores: Tensor) -> tuple[Tensor, Tensor]:
+    return rows_like(x, edges), rows_like(scores, edges)
+
+
+attend = operator(_attend_like)(ops.attend)
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
 
@@ -152,7 +156,8 @@ class HGTConv(Conv):
         counts = {name: x.shape[0] for name, x in x_dict.items()} | {
             key[2]: e.num_destinations for key, e in edges.items()
         }
-        x, x_dst = dict(x_dict), dict[str, Tensor]()
+        x = dict(x_dict)
+        x_dst: dict[str, Tensor] = {}
         for name in x_dict:
             if name in self.destinations:
                 x[name], x_dst[name] = with_own(x_dict[name], 0, counts[name])
@@ -244,8 +249,10 @@ def hgt_without_unused(
     return layer
 
 
-@eager
 def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
+    """Return the lists that have edges, and their destinations; all lists if torch.compile traces, without values."""
+    if torch.compiler.is_compiling():
+        return edges, torch.arange(edges.num_destinations, device=edges.indptr.device)
     return edges.occupied
 
 
@@ -259,7 +266,7 @@ def _joined(each: Sequence[_Attended], query: Tensor) -> Tensor:
     places, rows, totals = (torch.cat(parts) for parts in zip(*each, strict=True))
     pairs = group(torch.stack([torch.arange(len(places), device=places.device), places]), len(places), len(query))
     # A destination without any edges has -inf only: the least finite number makes equal shares of zeros, not NaN.
-    pairs = with_features(pairs, totals.clamp(min=torch.finfo(totals.dtype).min))
+    pairs = pairs.with_features(totals.clamp(min=torch.finfo(totals.dtype).min))
     return aggregate(rows, pairs, "softmax", pairs.features)
 
 
@@ -321,38 +328,51 @@ class RGCNConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         refuse_weights(self, edges)
-        pairs = _pairs_of(edges, self.num_relations)
-        if z.is_floating_point():
-            out = self._multiplied(aggregate(z, pairs.lists, self.reduce_of_relation), pairs)
-            return plus_bias(out if self.root is None else out + x_dst @ self.root, self.bias)
-        if self.num_blocks:
-            raise ConfigError(f"num_blocks={self.num_blocks} splits features, but x has integers; take num_bases")
-        matrices = self._matrices().flatten(0, 1)  # a row for each relation and integer
-        rows = aggregate(matrices, _shifted(pairs, z, self.in_channels or 0, matrices), self.reduce_of_relation)
-        out = aggregate(rows, pairs.ends, "sum")
-        return plus_bias(out if self.root is None else out + F.embedding(x_dst, self.root), self.bias)
+        out = _sums_by_relation(z, edges, self.weight, self.comp, self.reduce_of_relation)
+        if self.root is not None:
+            out = out + (x_dst @ self.root if z.is_floating_point() else F.embedding(x_dst, self.root))
+        return plus_bias(out, self.bias)
 
-    def _matrices(self) -> Tensor:
-        """Return the matrices of all relations: [num_relations, in_channels, out_channels]."""
-        return (
-            self.weight if self.comp is None else (self.comp @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:])
-        )
 
-    def _multiplied(self, rows: Tensor, pairs: "_Pairs") -> Tensor:
-        """Return the destinations' sums of the product of each pair's row and its relation's matrix."""
-        num_bases = 0 if self.comp is None else self.weight.shape[0]
-        with_bases = num_bases * pairs.ends.num_destinations  # number of products of a row and a matrix
-        if self.comp is not None and with_bases < num_bases * self.num_relations + rows.shape[0]:
-            shares = F.embedding(pairs.relations[pairs.ends.sources], self.comp).unbind(1)
-            sums = [aggregate(rows, pairs.ends, "sum", share) for share in shares]
-            return torch.cat(sums, dim=1) @ self.weight.flatten(0, 1)
-        parts = torch.split(rows, pairs.counts)
-        if self.num_blocks:
-            blocks = [part.view(len(part), *weight.shape[:2]) for part, weight in zip(parts, self.weight, strict=True)]
-            found = [torch.einsum("nbc,bcd->nbd", *both).flatten(1) for both in zip(blocks, self.weight, strict=True)]
-        else:
-            found = [part @ matrix for part, matrix in zip(parts, self._matrices(), strict=True)]
-        return aggregate(torch.cat(found), pairs.ends, "sum")
+def _sums_like(z: Tensor, edges: InEdges, weight: Tensor, *others: object) -> Tensor:
+    width = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1)
+    return (z if z.is_floating_point() else weight).new_empty(edges.num_destinations, width)
+
+
+@operator(_sums_like)
+def _sums_by_relation(z: Tensor, edges: InEdges, weight: Tensor, comp: Tensor | None, reduce: ops.Reduce) -> Tensor:
+    """Return the sums of an RGCNConv's products: of the aggregate along edges of each type, and the type's matrix."""
+    pairs = _pairs_of(edges, len(weight if comp is None else comp))
+    if z.is_floating_point():
+        return _multiplied(aggregate(z, pairs.lists, reduce), pairs, weight, comp)
+    if weight.dim() == 4:
+        raise ConfigError(f"num_blocks={weight.shape[1]} splits features, but x has integers; take num_bases")
+    matrices = _matrices(weight, comp)
+    rows = matrices.flatten(0, 1)  # a row for each relation and integer
+    rows = aggregate(rows, _shifted(pairs, z, matrices.shape[1], rows), reduce)
+    return aggregate(rows, pairs.ends, "sum")
+
+
+def _matrices(weight: Tensor, comp: Tensor | None) -> Tensor:
+    """Return the matrices of all relations: [num_relations, in_channels, out_channels]."""
+    return weight if comp is None else (comp @ weight.flatten(1)).view(-1, *weight.shape[1:])
+
+
+def _multiplied(rows: Tensor, pairs: "_Pairs", weight: Tensor, comp: Tensor | None) -> Tensor:
+    """Return the destinations' sums of the product of each pair's row and its relation's matrix."""
+    num_bases = 0 if comp is None else weight.shape[0]
+    with_bases = num_bases * pairs.ends.num_destinations  # number of products of a row and a matrix
+    if comp is not None and with_bases < num_bases * comp.shape[0] + rows.shape[0]:
+        shares = F.embedding(pairs.relations[pairs.ends.sources], comp).unbind(1)
+        sums = [aggregate(rows, pairs.ends, "sum", share) for share in shares]
+        return torch.cat(sums, dim=1) @ weight.flatten(0, 1).to(rows.dtype)
+    parts, matrices = torch.split(rows, pairs.counts), _matrices(weight, comp).to(rows.dtype)
+    if weight.dim() == 4:
+        blocks = [part.view(len(part), *of_blocks.shape[:2]) for part, of_blocks in zip(parts, matrices, strict=True)]
+        found = [torch.einsum("nbc,bcd->nbd", *both).flatten(1) for both in zip(blocks, matrices, strict=True)]
+    else:
+        found = [part @ matrix for part, matrix in zip(parts, matrices, strict=True)]
+    return aggregate(torch.cat(found), pairs.ends, "sum")
 
 
 @dataclass(frozen=True)
@@ -370,7 +390,6 @@ class _Pairs:
         return torch.arange(len(self.counts), device=counts.device).repeat_interleave(counts)
 
 
-@eager
 def _types_of(edges: InEdges, num_relations: int) -> Tensor:
     """Return the types of edges, which are their features: [num_edges] int64. On a GPU, the host waits for them."""
     if edges.features is None or edges.features.shape[1] != 1:
@@ -383,7 +402,13 @@ def _types_of(edges: InEdges, num_relations: int) -> Tensor:
     return types
 
 
-@eager
+@operator(lambda edges, _: edges.indptr.new_empty(edges.num_edges))
+def _types_of_all(edges: InEdges, num_relations: int) -> Tensor:
+    """Return the types of edges, and 0 for the entries after the last edge."""
+    types = _types_of(edges, num_relations)
+    return F.pad(types, (0, edges.num_edges - types.numel()))
+
+
 def _pairs_of(edges: InEdges, num_relations: int) -> _Pairs:
     """Return the pairs of edges whose features are their relations. On a GPU, the host waits for their number."""
     types = _types_of(edges, num_relations)
@@ -404,7 +429,6 @@ def _pairs_of(edges: InEdges, num_relations: int) -> _Pairs:
     return _Pairs(lists, ends, torch.searchsorted(first, by_relation.indptr).diff().tolist())
 
 
-@eager
 def _shifted(pairs: _Pairs, numbers: Tensor, count: int, rows: Tensor) -> InEdges:
     """Return the lists of the pairs with row relation * count + number instead of each source with this number."""
     lists = pairs.lists
@@ -452,6 +476,5 @@ class SimpleHGNConv(GATConv):
         return Conv.forward(self, x, edges, edge_attr=edge_type)
 
     def _of_edges(self, features: Tensor, edges: InEdges) -> Tensor:
-        types = _types_of(edges, self.num_relations)
         by_type = F.linear(self.edge_emb, self._scorer(self.lin_edge.weight, self.att_edge))
-        return F.embedding(F.pad(types, (0, edges.num_edges - types.numel())), by_type)
+        return F.embedding(_types_of_all(edges, self.num_relations), by_type)

@@ -1,0 +1,205 @@
+"""Functions of edges as operators of torch.compile, which passes them to the core or to kernels without tracing them.
+
+An operator takes tensors, integers and a text that tells how arguments consist of them. Its backward pass calls the
+function again, with autograd: this takes one more forward pass, but needs no second list of formulas.
+"""
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.library import custom_op
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from hoploom.ops import InEdges
+from hoploom.ops.edges import INT32_MAX
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Form = list[Any]  # a nested list that mirrors the arguments; see _pack
+
+FIELDS = "indptr", "sources", "num_sources", "permutation", "first", "source_degrees", "whole", "weights", "features"
+GIVEN = "Tensor[] tensors, SymInt[] numbers, str form"
+UNTRACKED = torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView  # inside of operators
+
+# Each operator makes its own InEdges of the same tensors. An entry is dropped with its tensor, `sources`.
+_TRANSPOSED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def operator(like: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Return a decorator that makes a function one operator while torch.compile traces; else it is called as it is.
+
+    Arguments and results are tensors, InEdges, numbers, strings or None, or tuples of these. `like` takes the same
+    arguments and returns a result of the same shape without values: shapes depend on shapes only.
+    """
+
+    def decorate(function: Function) -> Function:
+        made = _operator(f"hoploom::{function.__name__.strip('_')}", function, like)
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                return function(*arguments)
+            tensors, numbers, form = _packed(arguments)
+            _, sizes, shape = _packed(like(*arguments))
+            return _unpacked(made(tensors, numbers, repr(form)), sizes, shape)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _operator(name: str, function: Callable[..., Any], like: Callable[..., Any]) -> Any:
+    """Register the operator of a function, and one for its backward pass."""
+
+    def run(tensors: Sequence[Tensor], numbers: Sequence[int], form: str) -> list[Tensor]:
+        arguments = _unpacked(tensors, numbers, ast.literal_eval(form))
+        out, expected = (_packed(each(*arguments))[0] for each in (function, like))
+        return _own([_padded(one, len(rows)) for one, rows in zip(out, expected, strict=True)], tensors)
+
+    def run_backward(
+        grads: Sequence[Tensor], wanted: Sequence[int], tensors: Sequence[Tensor], numbers: Sequence[int], form: str
+    ) -> list[Tensor]:
+        leaves = [one.detach().requires_grad_() if n in wanted else one for n, one in enumerate(tensors)]
+        arguments = _unpacked(leaves, numbers, ast.literal_eval(form))
+        edges = [one for one in arguments if isinstance(one, InEdges)]
+        for one in edges:
+            if one.sources in _TRANSPOSED:
+                one.__dict__["transposed"] = _TRANSPOSED[one.sources]
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            for key in UNTRACKED:
+                stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+            out, _, _ = _packed(function(*arguments))
+        floats = zip([one for one in out if one.is_floating_point()], grads, strict=True)
+        pairs = [(one, grad[: len(one)]) for one, grad in floats if one.requires_grad]
+        inputs, found = [leaves[n] for n in wanted], [one for one, _ in pairs]
+        made: Sequence[Tensor] = [torch.zeros_like(one) for one in inputs]
+        if found:
+            made = torch.autograd.grad(found, inputs, [grad for _, grad in pairs], materialize_grads=True)
+        for one in edges:
+            if "transposed" in one.__dict__:
+                _TRANSPOSED[one.sources] = one.transposed
+        return _own(made, grads)
+
+    schemas = f"({GIVEN}) -> Tensor[]", f"(Tensor[] grads, int[] wanted, {GIVEN}) -> Tensor[]"
+    forward = custom_op(name, run, mutates_args=(), schema=schemas[0])
+    backward = custom_op(f"{name}_backward", run_backward, mutates_args=(), schema=schemas[1])
+
+    def differentiate(ctx: Any, grads: Sequence[Tensor]) -> tuple[list[Tensor | None], None, None]:
+        needed: Sequence[bool] = ctx.needs_input_grad[0]
+        of_floats = [grad for grad, is_float in zip(grads, ctx.are_floats, strict=True) if is_float]
+        wanted = [n for n, is_needed in enumerate(needed) if is_needed]
+        found = iter(backward(of_floats, wanted, list(ctx.saved_tensors), ctx.numbers, ctx.form))
+        return [next(found) if is_needed else None for is_needed in needed], None, None
+
+    def save(ctx: Any, inputs: tuple[Sequence[Tensor], Sequence[int], str], output: Sequence[Tensor]) -> None:
+        tensors, ctx.numbers, ctx.form = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.are_floats = [one.is_floating_point() for one in output]
+
+    def fake(tensors: Sequence[Tensor], numbers: Sequence[int], form: str) -> list[Tensor]:
+        return _packed(like(*_unpacked(tensors, numbers, ast.literal_eval(form))))[0]
+
+    forward.register_fake(fake)
+    backward.register_fake(lambda grads, wanted, tensors, *_: [tensors[n].new_empty(tensors[n].shape) for n in wanted])
+    forward.register_autograd(differentiate, setup_context=save)
+    return forward
+
+
+def _own(out: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors, contiguous and in memory of their own: operators must not return their arguments' memory."""
+    known = {one.untyped_storage().data_ptr() for one in given}
+    each = [one.detach().contiguous() for one in out]
+    return [one.clone() if one.untyped_storage().data_ptr() in known else one for one in each]
+
+
+def _padded(rows: Tensor, length: int) -> Tensor:
+    return rows if len(rows) == length else F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, length - len(rows)])
+
+
+def _packed(value: Any) -> tuple[list[Tensor], list[int], Form]:
+    """Return the tensors and the integers in a value, and a form from which `_unpacked` makes the value again."""
+    tensors: list[Tensor] = []
+    numbers: list[int] = []
+    return tensors, numbers, _pack(value, tensors, numbers)
+
+
+def _pack(value: Any, tensors: list[Tensor], numbers: list[int]) -> Form:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return ["tensor"]
+    if isinstance(value, InEdges):
+        return ["edges", *[_pack(getattr(value, name), tensors, numbers) for name in FIELDS]]
+    if isinstance(value, tuple):
+        return ["tuple", *[_pack(each, tensors, numbers) for each in value]]
+    if value is None or isinstance(value, (bool, float, str)):  # torch 2.6 cannot trace a union
+        return ["constant", value]
+    numbers.append(value)  # may be a symbol
+    return ["number"]
+
+
+def _unpacked(tensors: Sequence[Tensor], numbers: Sequence[int], form: Form) -> Any:
+    return _unpack(iter(tensors), iter(numbers), form)
+
+
+def _unpack(tensors: Iterator[Tensor], numbers: Iterator[int], form: Form) -> Any:
+    kind, *parts = form
+    if kind == "tensor":
+        return next(tensors)
+    if kind == "number":
+        return next(numbers)
+    if kind == "constant":
+        return parts[0]
+    values = [_unpack(tensors, numbers, part) for part in parts]
+    return InEdges(**dict(zip(FIELDS, values, strict=True))) if kind == "edges" else tuple(values)
+
+
+# --- results without values -----------------------------------------------------------------
+
+
+def rows_like(rows: Tensor, edges: InEdges, *others: object) -> Tensor:
+    """Return a row for each destination, as wide as `rows`."""
+    return rows.new_empty(edges.num_destinations, *rows.shape[1:])
+
+
+def scores_like(rows: Tensor, edges: InEdges, heads: int) -> Tensor:
+    """Return a number for each edge and head, in the dtype of scores."""
+    return rows.new_empty(edges.num_edges, heads, dtype=torch.promote_types(rows.dtype, torch.float32))
+
+
+def looped_like(edges: InEdges) -> InEdges:
+    """Return edges with room for all edges and a self-loop of each destination."""
+    most = edges.num_edges + edges.num_destinations
+    ends, order = edges.sources.new_empty(most), edges.indptr.new_empty(most)
+    return InEdges(torch.empty_like(edges.indptr), ends, edges.num_sources, order, edges.first)
+
+
+# --- grouping -------------------------------------------------------------------------------
+
+
+def _grouped_like(edge_index: Tensor, num_sources: int, num_destinations: int) -> InEdges:
+    sources, num_edges = edge_index[0], edge_index.shape[1]
+    narrow = edge_index.device.type == "cpu" and num_sources <= INT32_MAX
+    ends = sources.new_empty(num_edges, dtype=torch.int32 if narrow else edge_index.dtype)
+    indptr, order = (sources.new_empty(length, dtype=torch.int64) for length in (num_destinations + 1, num_edges))
+    return InEdges(indptr, ends, num_sources, order)
+
+
+@operator(_grouped_like)
+def _grouped(edge_index: Tensor, num_sources: int, num_destinations: int) -> InEdges:
+    """Return the edges, grouped, with a permutation in any case."""
+    edges = InEdges.of(edge_index, num_sources, num_destinations)
+    order = torch.arange(edges.num_edges, device=edge_index.device) if edges.permutation is None else edges.permutation
+    return replace(edges, permutation=order)
+
+
+def group(edge_index: Tensor, num_sources: int, num_destinations: int) -> InEdges:
+    """Return the edges of edge_index [2, num_edges], grouped by destination."""
+    of = _grouped if torch.compiler.is_compiling() else InEdges.of
+    return of(edge_index, num_sources, num_destinations)
