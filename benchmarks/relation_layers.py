@@ -1,9 +1,9 @@
 """How long does a layer take, forward and backward, beside PyG's with pyg-lib, and how much memory?
 
 A layer runs over one sampled batch of two hops: all its edges, and all its nodes as sources and destinations, 64
-channels. HGT has a batch of three node types and six relations. Each side is a process of its own, with two threads,
-made afresh for each layer; memory is the peak of its first step beyond what it held before. Layers of one model read
-only what later layers need, so they take less than this.
+channels. HGT and R-GAT have a batch of three node types and six relations. Each side is a process of its own, with two
+threads, made afresh for each layer; memory is the peak of its first step beyond what it held before. Layers of one
+model read only what later layers need, so they take less than this.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ def measure(tiny: bool) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         paths = _saved_batches(Path(folder), tiny)
         for layer in relation_layers_peer.LAYERS:
-            path = str(paths["typed" if layer == "HGTConv" else "plain"])
+            path = str(paths["typed" if layer in ("HGTConv", "R-GAT") else "plain"])
             with ExitStack() as running:
                 sides = {"ours": running.enter_context(peer.layer_of("hoploom.nn"))}
                 if (theirs := running.enter_context(peer.layer_of("torch_geometric.nn"))) is None:

@@ -1,6 +1,6 @@
 """One layer of hoploom.nn or of PyG, driven by a benchmark: a line of JSON in, one out. PyG's has a venv of its own.
 
-It imports torch and one of the libraries only. Both have the same names, arguments and inputs.
+Both have the same names, arguments and inputs. R-GAT is PyG's HeteroConv of either library's GATConv.
 """
 
 import importlib
@@ -15,6 +15,7 @@ from typing import Any
 warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
+from torch_geometric.nn import HeteroConv  # noqa: E402
 
 WIDTH, HEADS, TYPES, EDGE_DIM = 64, 4, 8, 16
 PNA: dict[str, Any] = {
@@ -24,6 +25,7 @@ PNA: dict[str, Any] = {
 Given = dict[str, Any]  # the saved tensors of a batch
 LAYERS: dict[str, Callable[[Any, Given], torch.nn.Module]] = {  # from the library's module `nn`
     "HGTConv": lambda of, given: of.HGTConv(WIDTH, WIDTH, (list(given["x"]), list(given["edges"])), heads=HEADS),
+    "R-GAT": lambda of, given: HeteroConv({key: _gat(of) for key in given["edges"]}),
     "RGCNConv": lambda of, given: of.RGCNConv(WIDTH, WIDTH, TYPES),
     "RGCNConv, 4 bases": lambda of, given: of.RGCNConv(WIDTH, WIDTH, TYPES, num_bases=4),
     "PNAConv": lambda of, given: of.PNAConv(WIDTH, WIDTH, deg=given["deg"], **PNA),
@@ -34,6 +36,11 @@ OTHER_INPUT = {  # the argument of forward after x and the edges, if there is on
     "RGCNConv, 4 bases": "edge_type",
     "PNAConv, edge features": "edge_attr",
 }
+
+
+def _gat(of: Any) -> torch.nn.Module:
+    conv: torch.nn.Module = of.GATConv(WIDTH, WIDTH // HEADS, HEADS, add_self_loops=False)
+    return conv
 
 
 class Side:
