@@ -33,25 +33,25 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 782,
     "config": 812,
-    "ops": 4113,
+    "ops": 4163,
     "store": 4212,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
-    "nn": 3219,
+    "nn": 3251,
     "serve": 4263,
     "train": 5147,
     "gpu": 2610,
-    "inference": 1276,
-    "ranking": 1016,
+    "inference": 1281,
+    "ranking": 1015,
     "ingest": 6518,
-    "partition": 1458,
-    "scale": 970,
+    "partition": 1456,
+    "scale": 964,
     "deploy": 2514,
     "report": 1147,
     "cli": 1760,
 }
-BUDGET, MOST_FILES = 48_620, 230
+BUDGET, MOST_FILES = 48_693, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
