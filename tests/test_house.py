@@ -38,11 +38,11 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
-    "nn": 3251,
+    "nn": 3253,
     "serve": 4263,
     "train": 5147,
     "gpu": 2610,
-    "inference": 1281,
+    "inference": 1282,
     "ranking": 1015,
     "ingest": 6518,
     "partition": 1456,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1760,
 }
-BUDGET, MOST_FILES = 48_693, 230
+BUDGET, MOST_FILES = 48_696, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

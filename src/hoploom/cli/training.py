@@ -83,8 +83,8 @@ def _infer_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--best", read_positive, metavar="K", help=text)
     text = "without a model: write the features of a store, propagated over 1 to K hops, as OUT/node/x_1.npy, ..."
     add_option(parser, "--propagate", read_positive, metavar="K", help=text)
-    text = "for --propagate: gcn (both ends' degrees, self-loops) or mean of in-edges (default: gcn)"
-    parser.add_argument("--norm", choices=("gcn", "mean"), help=text)
+    text = "for --propagate: gcn (both ends' degrees, self-loops), symmetric (no self-loops) or mean (default: gcn)"
+    parser.add_argument("--norm", choices=("gcn", "symmetric", "mean"), help=text)
     text = "memory of each process besides the model (default: 256MiB)"
     add_option(parser, "--memory", parse_bytes, default="256MiB", metavar="SIZE", help=text)
     add_json(parser)

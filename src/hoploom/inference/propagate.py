@@ -23,7 +23,7 @@ from hoploom.schema import Schema
 from hoploom.store import Store
 from hoploom.store.format import write_npy_header
 
-MatrixNorm = Literal["gcn", "mean"]
+MatrixNorm = Literal["gcn", "symmetric", "mean"]
 
 
 def propagate(
@@ -41,13 +41,14 @@ def propagate(
     >>> rows = torch.from_numpy(numpy.load("papers.hops/node/x_3.npy", mmap_mode="r"))
 
     Rows are in the order of the store's ids. With `norm="gcn"`, A has a self-loop at every node and is divided by the
-    square roots of both ends' degrees; with "mean", A x is the mean over in-edges. The graph has one node type and one
-    relation. All ranks must call and see the same folder; each uses `memory` bytes at most besides the store.
+    square roots of both ends' degrees; with "symmetric", no node has a self-loop; with "mean", A x is the mean over
+    in-edges. The graph has one node type and one relation. All ranks must call and see the same folder; each uses
+    `memory` bytes at most besides the store.
     """
     as_int("hops", hops, 1, "give the number of hops, at least 1")
     as_int("memory", memory, LEAST_MEMORY, f"give bytes, at least {LEAST_MEMORY}, e.g. 256 << 20")
     if norm not in get_args(MatrixNorm):
-        raise ConfigError(f"norm is {norm!r}; give 'gcn' or 'mean'")
+        raise ConfigError(f"norm is {norm!r}; give 'gcn', 'symmetric' or 'mean'")
     model, context, target = _without_parameters(store.schema, hops, norm), context or alone(), Path(out)
     plan = plan_of(model, store.schema, None, embeds_only=False)
     refuse_existing(target)
@@ -89,12 +90,12 @@ def _without_parameters(schema: Schema, hops: int, norm: MatrixNorm) -> GNN:
         found = f"{len(schema.node_types)} node types and {len(schema.relations)} relations"
         raise ConfigError(f"features are propagated over one node type and one relation, and the store has {found}")
     width = width_of(schema.node_types[0], 128)
-    model = GNN("gcn" if norm == "gcn" else "sage", schema, Shape(width, hops, width, act=None)).eval()
+    model = GNN("sage" if norm == "mean" else "gcn", schema, Shape(width, hops, width, act=None)).eval()
     for depth in range(hops):
         conv: Any = model.stage(depth).conv(schema.relations[0].key)
-        if norm == "gcn":
-            conv.lin, conv.bias = nn.Identity(), None
-        else:
+        if norm == "mean":
             conv.lin_l, conv.lin_r = nn.Identity(), None
+        else:
+            conv.lin, conv.bias, conv.add_self_loops = nn.Identity(), None, norm == "gcn"
     model.dtype_of_rows = nn.Parameter(torch.empty(0), requires_grad=False)  # models compute in that of parameters
     return model

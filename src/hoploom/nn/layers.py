@@ -377,6 +377,7 @@ class SAGEConv(Conv):
 class GCNConv(Conv):
     """Graph convolution, normalised by the square roots of the degrees of both ends, with a self-loop at every node.
 
+    With `add_self_loops=False`, no node has a self-loop, and those of the graph are left out.
     With edge weights, which are at least 0, degrees are sums of weights; a self-loop weighs 1 unless the edges have it.
     If the batch has the degrees in the whole graph, the weight of a sampled edge is divided by the share of its
     destination's edges that were sampled. With uniform sampling, the expected result is then that of the whole graph.
@@ -384,8 +385,9 @@ class GCNConv(Conv):
 
     needs_degrees = True
 
-    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True, add_self_loops: bool = True) -> None:
         super().__init__()
+        self.add_self_loops = add_self_loops
         if isinstance(in_channels, tuple | list):
             raise ConfigError(f"in_channels is {in_channels!r:.80}; GCNConv has one width for both ends: give a number")
         self.in_channels, _ = ends_of(in_channels)
@@ -397,34 +399,34 @@ class GCNConv(Conv):
         return self.lin(x)  # type: ignore[no-any-return]
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        looped, weights = _normalised(edges)
+        looped, weights = _normalised(edges, self.add_self_loops)
         return plus_bias(aggregate(z, looped, "sum", weights), self.bias)
 
 
-def _normalised_like(edges: InEdges) -> tuple[InEdges, Tensor]:
+def _normalised_like(edges: InEdges, adds_loops: bool) -> tuple[InEdges, Tensor]:
     looped, weights = looped_like(edges), edges.indptr if edges.weights is None else edges.weights
     return looped, weights.new_empty(looped.num_edges, dtype=torch.promote_types(weights.dtype, torch.float32))
 
 
 @operator(_normalised_like)
-def _normalised(edges: InEdges) -> tuple[InEdges, Tensor]:
-    """Return the edges with a self-loop at every node, and the weight of each edge."""
+def _normalised(edges: InEdges, adds_loops: bool) -> tuple[InEdges, Tensor]:
+    """Return the edges with a self-loop at every node, and the weight of each edge: 0 of loops unless `adds_loops`."""
     looped, own = edges.with_loops, slice(edges.first, edges.first + edges.num_destinations)
     rows = None  # weights of the edges, then those of loops
     if edges.weights is None:
         degrees, drawn = edges.in_degrees_of_sources, looped.degrees - 1
-        root = (degrees + 1).to(torch.float32).rsqrt()
+        root = (degrees + int(adds_loops)).to(torch.float32).rsqrt()
     else:
         whole = edges.whole or edges
         others = (whole.first, whole.num_sources - whole.num_destinations - whole.first)
         found = [F.pad(each, others, value=n)[: edges.num_sources] for n, each in enumerate(weighted_degrees(whole))]
         drawn = found[0][own]
         degrees, loops = found if edges.source_degrees is None else _checked_sums(edges.source_degrees, found[1])
-        root = (degrees + loops).rsqrt()
-        root, rows = root.masked_fill(root.isinf(), 0), torch.cat([edges.weights, loops[own]])
+        root, rows = (degrees + loops * adds_loops).rsqrt(), torch.cat([edges.weights, loops[own]])
+    root = root.masked_fill(root.isinf(), 0)
     scaled = root[own] * (degrees[own] / drawn.masked_fill(drawn == 0, 1))
     weights = root.index_select(0, looped.sources) * scaled.index_select(0, looped.destinations)
-    weights[looped.indptr[1:] - 1] = root[own].square()  # the loops are not sampled
+    weights[looped.indptr[1:] - 1] = root[own].square() * adds_loops  # the loops are not sampled
     assert looped.permutation is not None
     return looped, weights if rows is None else weights * rows.index_select(0, looped.permutation)
 

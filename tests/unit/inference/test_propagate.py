@@ -23,12 +23,13 @@ HOPS = 3
 def powers(graph: Data, norm: str) -> list[Tensor]:
     """The rows of each hop, by torch.sparse in float64."""
     count, (source, destination) = graph.x.shape[0], graph.edge_index
-    if norm == "gcn":  # a self-loop at every node, once
+    if norm != "mean":  # a self-loop at every node, once, or none
         others = source != destination
-        loops = torch.arange(count)
+        loops = torch.arange(count if norm == "gcn" else 0)
         source, destination = torch.cat([source[others], loops]), torch.cat([destination[others], loops])
-    degrees = torch.bincount(destination, minlength=count).clamp(min=1).double()
+    degrees = torch.bincount(destination, minlength=count).double()
     shares = 1 / degrees[destination] if norm == "mean" else (degrees[source] * degrees[destination]).rsqrt()
+    shares = shares.nan_to_num(posinf=0)  # the source has no in-edges
     ends = torch.stack([destination, source])
     matrix = torch.sparse_coo_tensor(ends, shares, (count, count), check_invariants=True).coalesce()
     rows = [graph.x.double()]
@@ -45,7 +46,7 @@ def assert_powers(out: Path, expected: list[Tensor], node_type: str = "node") ->
         np.testing.assert_allclose(found, rows.numpy(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["gcn", "mean"])
+@pytest.mark.parametrize("norm", ["gcn", "symmetric", "mean"])
 @pytest.mark.parametrize("held", ["memory", "one part", "three parts", "elsewhere", "a budget"])
 def test_hops_are_powers_of_the_matrix_times_the_features(norm: Any, held: str, tmp_path: Path) -> None:
     store = hoploom.from_pyg(graph := graph_with_loops())
@@ -110,7 +111,7 @@ def test_a_linear_layer_trains_on_hops_without_the_graph(tmp_path: Path) -> None
     [
         ({"hops": 0}, ConfigError, "hops is 0; give the number of hops, at least 1"),
         ({"hops": 1.5}, ConfigError, "hops is 1.5"),
-        ({"norm": "sum"}, ConfigError, "norm is 'sum'; give 'gcn' or 'mean'"),
+        ({"norm": "sum"}, ConfigError, "norm is 'sum'; give 'gcn', 'symmetric' or 'mean'"),
         ({"memory": 3}, ConfigError, "memory is 3"),
         ({"out": "taken"}, StoreError, "taken exists"),
         (

@@ -199,6 +199,19 @@ def sums_of_weights(data: Data) -> Tensor:
     return scatter(weights, data.edge_index[1], 0, data.num_nodes)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gcn_without_self_loops_is_pygs_on_a_graph_that_has_none(weighted: bool) -> None:
+    edge_index = torch.tensor([[0, 1, 2, 2, 3, 1], [1, 0, 0, 1, 2, 3]])  # of node 4, there are none
+    conv, theirs = hnn.GCNConv(8, 5, add_self_loops=False), pyg.GCNConv(8, 5, add_self_loops=False)
+    conv.load_state_dict(theirs.state_dict())
+    x, weight = torch.randn(5, 8), torch.rand(6) if weighted else None
+    wanted = theirs(x, edge_index, weight)
+    torch.testing.assert_close(conv(x, edge_index, edge_weight=weight), wanted)
+    looped = torch.cat([edge_index, torch.tensor([[1, 3], [1, 3]])], dim=1)  # they are left out
+    weight = weight if weight is None else torch.cat([weight, torch.ones(2)])
+    torch.testing.assert_close(conv(x, looped, edge_weight=weight), wanted)
+
+
 @pytest.mark.parametrize("mode", ["blocks", "subgraph"])
 def test_a_weighted_gcn_told_the_sums_of_weights_gives_what_the_whole_graph_gives(mode: str) -> None:
     data = weighted_graph()
