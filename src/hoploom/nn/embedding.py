@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hoploom import keys, ops
 from hoploom.config.values import as_bytes, as_int, as_number
@@ -114,7 +115,7 @@ class Embedding:
         record_bytes = state_at + 4 * self.rule.state_width(self.dim)
         num_bytes = sum(map(len, held.values())) * record_bytes
         for name, path, kind in (("folder", folder, "folder"), ("warm_start", warm_start, "file")):
-            if not isinstance(path, str | Path | None):
+            if not isinstance(path, str | Path | None) or path == "":
                 raise ConfigError(f"{name} is {path!r:.80}; give the path of a {kind}, or leave it out")
         place = None if folder is None else Path(folder)
         is_alone = folder is None and ranks.world_size == 1  # several ranks read each other's rows, in host memory
@@ -137,7 +138,7 @@ class Embedding:
             self.rows, self.state = whole[:, :row_bytes].view(DTYPES[dtype]), whole[:, state_at:].view(torch.float32)
         else:
             self.rows = torch.zeros(count, self.dim, dtype=DTYPES[dtype], device=device)
-            self.state = torch.zeros(count, self.rule.state_width(self.dim), device=device)
+            self.state = torch.zeros(count, self.rule.state_width(self.dim), dtype=torch.float32, device=device)
         self._far = sorted({*range(len(hosts))} - held.keys())  # ranks of other hosts
         self._bounds = torch.tensor(
             [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
@@ -149,7 +150,8 @@ class Embedding:
         with all_or_none(ranks, f"drawing the rows of {self.node_type!r}"):  # no rank reads undrawn rows
             if not self.is_fixed or warm_start is not None:
                 self._draw(store)
-            for ids, rows in () if warm_start is None else read_row_table(Path(warm_start), store, self.node_type, dim):
+            given = () if warm_start is None else read_row_table(Path(warm_start), store, self.node_type, self.rows)
+            for ids, rows in given:
                 are_own = (ids >= self._own.start) & (ids < self._own.stop)
                 self.rows[ids[are_own]] = rows[are_own].to(self.rows)
         self._graph = store  # not the store with the rows: a cycle of references would keep them in memory
@@ -191,7 +193,11 @@ class Embedding:
         Gradients of the rows are kept for `step`. On several hosts, all ranks call this equally often, a rank without
         ids with an empty tensor. An id out of range on one rank is then a PeerError on the others.
         """
-        ids = torch.as_tensor(ids)
+        try:
+            ids = torch.as_tensor(ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"ids of {self.node_type!r} are {ids!r:.80}"
+            raise ConfigError(f"{what}; give a tensor or a list of integers") from error
         read_ids(f"ids of {self.node_type!r}", ids.reshape(-1).cpu(), self._of.num_nodes, ConfigError)
         return self._found(ids)
 
@@ -218,10 +224,11 @@ class Embedding:
         Gradients are averaged over the ranks, as DDP averages those of a model, and multiplied by `scale`. Raise
         TrainError on all ranks if a row or its state would not be finite; both stay as they are.
         """
+        scale = as_number("scale", scale, "give a factor of the gradients, such as 1 / scaler.get_scale()")
         broken = -1
         taken = sorted(self._gradients, key=lambda entry: entry[0])
         self.zero_grad()
-        ids, gradients = torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
+        ids, gradients = torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim, dtype=torch.float32)
         if len(taken) == 1:
             _, ids, gradients = taken[0]
         elif taken:
@@ -285,7 +292,7 @@ class Embedding:
         for name, mine in {"num_nodes": self._of.num_nodes, **self._kind}.items():
             if state.get(name) != mine and not (self.is_fixed and name == "optimizer"):
                 raise ConfigError(f"{name} was {state.get(name)}, and is {mine} here; make the Embedding as it was")
-        self.num_steps = state["num_steps"]
+        self.num_steps = as_int("num_steps", state.get("num_steps"), 0, "take another checkpoint")
 
     def own_rows(self) -> dict[str, Tensor]:
         """Return views of this rank's rows and their optimizer state, for a checkpoint to read or write."""
@@ -353,7 +360,7 @@ class Embedding:
         counts = [places.numel() if rank in self._far else 0 for rank, places in enumerate(routed)]
         doing = f"looking up rows of {self.node_type!r}"
         answers = self._context.exchange(ops.select(ids, asked), counts, doing, self._copy)
-        found = torch.empty(ids.numel(), self.dim)
+        found = torch.empty(ids.numel(), self.dim, dtype=torch.float32)
         found[here], found[asked] = self._copy(ops.select(ids, here)), answers
         return found
 
@@ -374,13 +381,15 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embedding: Embedding, ids: Tensor) -> Tensor:
-        flat = ids.reshape(-1).to(embedding.rows.device, torch.int64).contiguous()
+        own = ids.reshape(-1).to(embedding.rows.device, torch.int64, copy=True)  # the caller may write to `ids`
+        flat = own.contiguous()
         ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
         embedding._num_look_ups += 1
         rows = embedding._read(flat).to(ids.device)
         return rows if ids.dim() == 1 else rows.view(*ids.shape, embedding.dim)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         rows = gradient.detach().reshape(-1, ctx.embedding.dim).to(ctx.ids.device, torch.float32).contiguous()
         ctx.embedding._keep(ctx.number, ctx.ids, rows)

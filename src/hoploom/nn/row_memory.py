@@ -9,6 +9,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,9 @@ def shared_zeros(
     call.
     """
     size, owner, descriptor = shape[0] * shape[1], min(held), -1
-    if size == 0 or (folder is None and context.world_size == 1):
+    if size == 0:
+        return torch.empty(shape, dtype=torch.uint8), descriptor
+    if folder is None and context.world_size == 1:
         return torch.from_numpy(np.zeros(shape, np.uint8)), descriptor  # unlike torch.zeros, touches no page
     name = context.broadcast(torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8))
     path = (folder or SHARED) / f"hoploom-rows-{bytes(name.tolist()).hex()}-{owner}"
@@ -50,7 +53,8 @@ def shared_zeros(
             return torch.frombuffer(mapped, dtype=torch.uint8).view(shape), descriptor
     finally:
         if context.rank == owner:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # of a path that could not be made
+                path.unlink()
 
 
 def _reserve(path: Path, size: int, held: Collection[range], row_bytes: int) -> None:

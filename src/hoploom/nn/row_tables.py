@@ -70,7 +70,7 @@ def write_rows(path: Path, store: Store, node_type: str, dim: int, pieces: Itera
 
     empty, partial = torch.empty(0, dtype=torch.int64), path.with_name(f".{path.name}.partial")
     try:
-        with parquet_file(partial, columns(empty, torch.empty(0, dim))) as write:
+        with parquet_file(partial, columns(empty, torch.empty(0, dim, dtype=torch.float32))) as write:
             for ids, rows in pieces:
                 write(columns(ids, rows))
         os.replace(partial, path)
@@ -81,8 +81,11 @@ def write_rows(path: Path, store: Store, node_type: str, dim: int, pieces: Itera
             partial.unlink()
 
 
-def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield ids in the store and rows, [n] and [n, dim], of those nodes in a file that the store has, too."""
+def read_row_table(path: Path, store: Store, node_type: str, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield ids in the store, and rows, of those nodes in a file that the store has, too.
+
+    Rows have the width and the dtype of `like`.
+    """
     with needs("tables"):
         import pyarrow as arrow
         import pyarrow.compute as compute
@@ -93,6 +96,7 @@ def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterat
             named = f"the row of id {originals[first + are_good.argmin()]} in {path}"
             raise ConfigError(f"warm_start: {named} {what}; give a file that export() wrote")
 
+    dim, dtype = like.shape[1], like.dtype
     try:
         file = parquet.ParquetFile(path)
         kinds = {field.name: field.type for field in file.schema_arrow}
@@ -102,16 +106,21 @@ def read_row_table(path: Path, store: Store, node_type: str, dim: int) -> Iterat
             raise ConfigError(f"warm_start: column 'row' of {path} has {kinds['row']}; give lists of floats")
         originals = file.read(columns=["id"])["id"].to_numpy()
         stored, first = store.ids(node_type).find(originals, "warm_start"), 0  # together: each search reads all ids
+        if not (stored >= 0).any():
+            found = f"none of the {len(originals)} ids in {path} is of a {node_type!r} of the store"
+            raise ConfigError(f"warm_start: {found}; give a file that export() wrote")
         are_first = np.zeros(len(originals), bool)
         are_first[np.unique(originals, return_index=True)[1]] = True
         check(are_first, "is there twice")
         for batch in file.iter_batches(AT_ONCE, columns=["row"]):
             lengths = compute.list_value_length(batch["row"]).to_numpy(zero_copy_only=False)  # of a null: NaN
             check(lengths == dim, f"has not dim={dim} numbers")
-            rows = batch["row"].flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(batch), dim)
-            check(np.isfinite(rows).all(axis=1), "has a number that is not finite")
+            values = batch["row"].flatten().to_numpy(zero_copy_only=False).reshape(len(batch), dim)
+            with np.errstate(over="ignore"):
+                rows = torch.from_numpy(values.astype(np.float32)).to(dtype)
+            check(rows.isfinite().all(dim=1).numpy(), f"has a number that is not finite as {str(dtype)[6:]}")
             ids = stored[first : first + len(batch)]
             first += len(batch)
-            yield ids[ids >= 0], torch.from_numpy(rows)[ids >= 0]
+            yield ids[ids >= 0], rows[ids >= 0]
     except (OSError, arrow.ArrowException) as error:
         raise ConfigError(f"warm_start: {path} cannot be read: {error}; give a file that export() wrote") from error

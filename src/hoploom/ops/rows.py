@@ -243,7 +243,8 @@ def draw_rows(rows: Tensor, ids: Tensor, key: int, *, normal: bool, spread: floa
 
 def look_up_rows(rows: Tensor, ids: Tensor, file: int = -1) -> Tensor:
     """Return the learned rows of `ids`, [n, width] float32; `file` as in RowStep."""
-    out = torch.empty(ids.numel(), rows.shape[1])  # no view of other memory, so that models may write to it
+    shape = ids.numel(), rows.shape[1]
+    out = torch.empty(shape, dtype=torch.float32)  # no view of other memory, so that models may write to it
     _core.look_up_rows(_learned(rows), file, ids.numpy(), torch.get_num_threads(), out.numpy())
     return out
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.graphs import library
-from support.learned_workers import ITEMS, SEEDS, USERS, alone, items, shop
+from support.learned_workers import SEEDS, USERS, alone, items, shop
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
@@ -17,6 +17,7 @@ import hoploom
 from hoploom.errors import ConfigError, HoploomError, StoreError, TrainError
 from hoploom.nn import embedding as embedding_module
 from hoploom.nn.embedding import Embedding
+from hoploom.train.checkpoint import Checkpoint, learned_parts
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD,
@@ -305,6 +306,8 @@ TABLES: list[tuple[Any, Any, str]] = [
     ([5, 9], [1.0, 2.0], "column 'row' of .* has double; give lists of floats"),
     ([5, 9], [["a"] * 4, ["b"] * 4], "column 'row' of .* has list<.*string>; give lists of floats"),
     (["a", "b"], [[1.0] * 4] * 2, "warm_start of 'user' are"),
+    ([5000, -1], [[1.0] * 4] * 2, "none of the 2 ids in .* is of a 'user' of the store; give a file that export"),
+    ([5, 9], [[1.0] * 4, [1e300] * 4], "the row of id 9 in .* has a number that is not finite as float32"),
 ]
 
 
@@ -314,6 +317,15 @@ def test_a_table_that_no_export_wrote_is_one_error(ids: Any, rows: Any, said: st
     pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"id": ids, "row": rows}), tmp_path / "rows")
     with pytest.raises(ConfigError, match=said):
         users(dim=4, warm_start=tmp_path / "rows")
+
+
+def test_rows_that_are_too_large_for_bfloat16_are_not_started_from(tmp_path: Path) -> None:
+    large = users(dim=4)
+    large.rows[9] = 3.4e38
+    large.export(tmp_path / "rows")
+    assert torch.equal(users(dim=4, seed=1, warm_start=tmp_path / "rows").rows, large.rows)
+    with pytest.raises(ConfigError, match=r"the row of id 9 in .* has a number that is not finite as bfloat16"):
+        users(dim=4, dtype="bfloat16", warm_start=tmp_path / "rows")
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -337,6 +349,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"store": "learned"}, "'user' has learned rows already; give the store that they were made from"),
     ({"join": "cat"}, "join is 'cat', but 'user' has no features; leave it out"),
     ({"folder": "/no/such/folder"}, "/no/such/folder/hoploom-rows-.* cannot be written"),
+    ({"folder": __file__}, "test_embedding.py/hoploom-rows-.* cannot be written: Not a directory; give another folder"),
+    ({"folder": f"{__file__}/below"}, "cannot be written: Not a directory; give another folder"),
+    ({"folder": "a" * 300}, "cannot be written: File name too long; give another folder"),
+    ({"folder": ""}, "folder is ''; give the path of a folder, or leave it out"),
     ({"dim": 10**9}, "the learned rows of 'user' take 1.61 TB, .* are left; give a smaller dim"),
 ]
 
@@ -355,10 +371,86 @@ def test_ids_are_checked_and_rows_may_be_changed_in_place() -> None:
     for ids in (torch.tensor([0.5]), torch.tensor([True]), torch.tensor([USERS]), torch.tensor([-1])):
         with pytest.raises(ConfigError, match="ids of 'user'"):
             learned(ids)
+    for wrong in ("a", None, [[1], [2, 3]], ["a"]):
+        with pytest.raises(ConfigError, match=r"ids of 'user' are .*; give a tensor or a list of integers"):
+            learned(wrong)  # type: ignore[arg-type]
     assert torch.equal(learned([4, 7]), learned.rows[[4, 7]])
     rows = learned(torch.tensor([[4, 7]]))
     assert rows.shape == (1, 2, 8)
     nn.functional.relu(learned(torch.tensor([4, 7])), inplace=True).sum().backward()
+
+
+def test_a_gradient_goes_to_the_rows_that_were_looked_up() -> None:
+    """Also if the tensor of their ids has others when backward runs."""
+    learned, before = users(optimizer="sgd", lr=1.0), users().rows
+    ids = torch.tensor([1, 2])
+    rows = learned(ids)
+    ids.fill_(9)
+    rows.sum().backward()
+    learned.step()
+    assert torch.nonzero((learned.rows != before).any(dim=1)).view(-1).tolist() == [1, 2]
+
+
+def test_gradients_of_gradients_reach_the_rows() -> None:
+    learned, plain = users(optimizer="sgd"), users(optimizer="sgd")
+    rows = learned(torch.tensor([1]))
+    (gradient,) = torch.autograd.grad((rows**3).sum(), rows, create_graph=True)
+    gradient.sum().backward()  # 6 times the row
+    (plain(torch.tensor([1])).square() * 3).sum().backward()
+    learned.step(), plain.step()
+    assert torch.equal(learned.rows, plain.rows)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), None, -1.0])
+def test_a_scale_that_is_no_factor_is_named(scale: Any) -> None:
+    learned = users()
+    learned(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match=r"scale is .*; give a factor of the gradients, such as 1 / scaler.get_scale"):
+        learned.step(scale)
+    learned.step()
+    assert not torch.equal(learned.rows, users().rows)  # the gradient was kept
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_rows_are_float32_whatever_torchs_default_is(placed: bool, tmp_path: Path) -> None:
+    store = hoploom.place(shop(), features="cpu") if placed else shop()
+    torch.set_default_dtype(torch.float64)
+    try:
+        learned = Embedding(store, "user", dim=8, lr=0.1)
+        learned.step()
+        rows = learned(torch.tensor([3, 9]))
+        rows.sum().backward()
+        learned.step()
+        learned.export(tmp_path / "rows")
+        again = Embedding(store, "user", dim=8, warm_start=tmp_path / "rows")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    expected = users()
+    expected(torch.tensor([3, 9])).sum().backward()
+    expected.step()
+    assert (rows.dtype, learned.state.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(learned.rows, expected.rows)
+    assert torch.equal(again.rows, expected.rows)
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "lazy_adam", "sgd"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_a_type_without_nodes_has_no_rows(optimizer: Any, dtype: Any, in_folder: bool, tmp_path: Path) -> None:
+    data = HeteroData()
+    data["user"].num_nodes = 0
+    data["item"].x = torch.zeros(3, 2)
+    data["user", "buys", "item"].edge_index = torch.zeros(2, 0, dtype=torch.int64)
+    folder = tmp_path if in_folder else None
+    learned = Embedding(hoploom.from_pyg(data), "user", dim=4, optimizer=optimizer, dtype=dtype, folder=folder)
+    rows = learned(torch.empty(0, dtype=torch.int64))
+    assert rows.shape == (0, 4)
+    rows.sum().backward()
+    learned.step()
+    learned.export(tmp_path / "rows")
+    Checkpoint(tmp_path, alone()).save("last", learned_parts(learned.store))
+    Checkpoint(tmp_path, alone()).restore("last", learned_parts(learned.store))
+    assert learned.num_steps == 1
 
 
 def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,6 +491,9 @@ def test_fixed_rows_say_so() -> None:
 def test_a_state_that_is_none_is_one_error() -> None:
     with pytest.raises(ConfigError, match="num_nodes was None, and is 403 here; make the Embedding as it was"):
         users().load_state_dict({})
+    for steps in ("7", None, -1, 1.5):
+        with pytest.raises(ConfigError, match=r"num_steps is .*; take another checkpoint"):
+            users().load_state_dict(users().state_dict() | {"num_steps": steps})
 
 
 def test_a_store_with_learned_rows_is_not_saved_or_partitioned(tmp_path: Path) -> None:
@@ -491,4 +586,3 @@ def test_a_library_without_features_learns_all_its_types() -> None:
     for name in missing:
         store = Embedding(store, name, dim=2).store
     assert [learned.node_type for learned in store.learned] == missing
-    assert ITEMS > 0
