@@ -260,7 +260,11 @@ def all_metrics(context: Context) -> dict[str, dict[str, float]]:
     }
     several = SeveralTasks({name: task for name, (_, task) in tasks.items()}, {"amount": 0.5})
     tasks["several"] = several.columns[0], several
-    found = {"links": evaluate(ScoredSage(), link_loader(shuffle=False), LinkPrediction(), context)}
+    few = labelled()  # only the first batch has labels, so the other ranks have none to compare
+    few.y[NUM_TRAIN + 10 :], few.labels[NUM_TRAIN + 10 :], few.amount[NUM_TRAIN + 10 :] = -1, torch.nan, torch.nan
+    labels_in_one = NeighborLoader(hoploom.from_pyg(few), [4, 3], input_nodes="val", batch_size=16, mode="blocks")
+    found = {"few labels": evaluate(Sage(several.columns[0]), labels_in_one, several, context)}
+    found |= {"links": evaluate(ScoredSage(), link_loader(shuffle=False), LinkPrediction(), context)}
     ranked, batch = LinkPrediction(loss="bpr", metrics=RANKED), {"shuffle": False, "neg_sampling": TRIPLETS}
     found["ranked links"] = evaluate(ScoredSage(), link_loader(**batch), ranked, context)
     found["ranked links 200"] = evaluate(ScoredSage(), link_loader(**batch, batch_size=200), ranked, context)

@@ -44,7 +44,7 @@ from hoploom.train.step import (
     check_precision,
     mixed,
 )
-from hoploom.train.tasks import VAL_LOSS, Task
+from hoploom.train.tasks import VAL_LOSS, Task, update_with_nothing
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -470,7 +470,8 @@ def evaluate(
             total += torch.stack([losses.sum().cpu(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
         if len(steps) == 0:
             for outputs, targets in rows(range(1)):
-                _update_with_nothing(metrics, task.scores(outputs), targets)
+                for metric in metrics.values():
+                    update_with_nothing(metric, metric.update, task.scores(outputs), targets)
         most = -(-loader.num_whole_steps // context.world_size) if _shares_steps(loader) else len(steps)
         for _ in range(max(1, len(steps)), most):  # batches that other ranks have more than this one
             for learned in loader.learned:
@@ -512,19 +513,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
-
-
-def _update_with_nothing(metrics: "MetricCollection", scores: Tensor, targets: Tensor) -> None:
-    """Give the metrics of a rank without rows empty states, of the dtypes and shapes that a gather needs."""
-    for metric in metrics.values():
-        metric.update(scores, targets)
-        filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}
-        metric.reset()  # empties the lists themselves
-        for name, state in filled.items():
-            if isinstance(state, list):
-                setattr(metric, name, [rows[:0] for rows in state])
-            else:
-                setattr(metric, name, getattr(metric, name).to(state.dtype).expand_as(state).clone())
 
 
 def _computed(metrics: "MetricCollection", num_rows: int, *, warn: bool) -> dict[str, float]:

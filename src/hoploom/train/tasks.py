@@ -7,7 +7,7 @@ checked once, before the first batch.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ from torch_geometric.data import HeteroData
 from hoploom.config.values import as_number, nearest
 from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
-from hoploom.schema import ORIGINAL_ID, holds_text
+from hoploom.schema import ORIGINAL_ID, Schema, holds_text
 from hoploom.store import Store, Wanted
 
 if TYPE_CHECKING:
-    from torchmetrics import MetricCollection
+    from torchmetrics import Metric, MetricCollection
 
 Mode = Literal["max", "min"]
 VAL_LOSS = "val_loss"  # the name of evaluate()'s `loss` in the history of epochs, which also has `train_loss`
@@ -69,7 +69,7 @@ class MonitoredTask:
         known = [VAL_LOSS, *self.metric_names]
         if self.best not in known:
             same = "f1_micro equals accuracy where a node has one class; " if self.best == "f1_micro" else ""
-            alike = nearest(self.best, known)
+            alike = nearest(str(self.best), known)
             hint = f"; did you mean {alike!r}?" if alike else ""
             raise ConfigError(
                 f"best is {self.best!r}, no metric of {type(self).__name__}; {same}give one of {known}{hint}"
@@ -96,6 +96,18 @@ def collection(device: torch.device, **metrics: Any) -> "MetricCollection":
 
     collection = MetricCollection(metrics, compute_groups=False).to(device)
     return collection.set_dtype(torch.float64)
+
+
+def update_with_nothing(metric: "Metric", update: Callable[..., None], scores: Tensor, targets: Tensor) -> None:
+    """Give a metric without rows empty states, of the dtypes and shapes that a gather over ranks needs."""
+    update(scores, targets)
+    filled = {name: list(s) if isinstance(s, list) else s for name, s in metric.metric_state.items()}
+    metric.reset()  # empties the lists themselves
+    for name, state in filled.items():
+        if isinstance(state, list):
+            setattr(metric, name, [rows[:0] for rows in state])
+        else:
+            setattr(metric, name, getattr(metric, name).to(state.dtype).expand_as(state).clone())
 
 
 def full_precision(outputs: Tensor) -> Tensor:
@@ -188,16 +200,7 @@ class NodeTask(MonitoredTask):
 
     def check(self, store: Store, nodes: Tensor, node_type: str | None = None) -> None:
         """Raise an error if the label of one of these nodes is invalid or missing."""
-        schema = store.schema
-        having = [node_type.name for node_type in schema.node_types if self.label in node_type.fields]
-        node_type = node_type or self.node_type or (schema.node_types[0].name if schema.homogeneous else None)
-        if node_type is None and len(having) == 1:
-            node_type = having[0]
-        if node_type is None:
-            raise ConfigError(f"the label {self.label!r} is in {having or 'no node type'}; name the seeds' node_type")
-        if node_type not in having:
-            raise self._no_label(node_type, sorted(schema.node_type(node_type).fields))
-        found, count = None, 0
+        node_type, found, count = self._type_with_labels(store.schema, node_type), None, 0
         for some in torch.split(nodes, LABELS_AT_ONCE):
             labels = store.features.gather([Wanted(node_type, self.label, some)])[0]
             _, bad, wanted = self.judge(labels)
@@ -210,6 +213,19 @@ class NodeTask(MonitoredTask):
             more = f", the first of {count:,} such labels" if count > 1 else ""
             raise self._bad_label(f"{int(node)}{_original_id(store, node_type, node)}", label, wanted, more)
 
+    def _type_with_labels(self, schema: Schema, node_type: str | None) -> str:
+        """Return the seeds' node type: the one given, else the only one with the labels; raise ConfigError if none."""
+        having = [one.name for one in schema.node_types if {*self.labels} <= one.fields.keys()]
+        node_type = node_type or self.node_type or (schema.node_types[0].name if schema.homogeneous else None)
+        if node_type is None and len(having) == 1:
+            node_type = having[0]
+        if node_type is None:
+            what = f"the label {self.labels[0]!r} is" if len(self.labels) == 1 else f"the labels {self.labels} are"
+            raise ConfigError(f"{what} in {having or 'no node type'}; name the seeds' node_type")
+        if node_type not in having:
+            raise self._no_label(node_type, sorted(schema.node_type(node_type).fields))
+        return node_type
+
     def _bad_label(self, node: str, label: Tensor, wanted: str, more: str = "") -> DataError:
         what = f"node {node} is a seed with the label {self.label}={label.squeeze().tolist()!r:.80}{more}"
         is_null = bool((label.eq(-1) | label.isnan()).all())
@@ -217,7 +233,8 @@ class NodeTask(MonitoredTask):
         return DataError(f"{what}; {wanted}{null}, or leave it out of the split")
 
     def _no_label(self, node_type: str, fields: list[str]) -> ConfigError:
-        return ConfigError(f"the seeds' type {node_type!r} has no field {self.label!r} to learn; it has {fields}")
+        label = next(label for label in self.labels if label not in fields)
+        return ConfigError(f"the seeds' type {node_type!r} has no field {label!r} to learn; it has {fields}")
 
 
 def _bad_rows(bad: Tensor) -> Tensor:
@@ -382,8 +399,15 @@ class SeveralTasks(NodeTask):
     best: str = "loss"
 
     def __post_init__(self) -> None:
+        for name, given in (("tasks", self.tasks), ("weights", self.weights)):
+            if not isinstance(given, Mapping):
+                raise ConfigError(f"{name} is {given!r:.80}; give a dict by task")
         if not self.tasks:
             raise ConfigError("tasks is empty; give at least one task by name")
+        for task_name, task in self.tasks.items():
+            if not (isinstance(task_name, str) and isinstance(task, LabelTask)):
+                kinds = ", ".join(kind.__name__ for kind in get_args(LabelTask))
+                raise ConfigError(f"tasks has {task_name!r}: {task!r:.80}; give a name and one of {kinds}")
         for name, weight in self.weights.items():
             if name not in self.tasks:
                 raise ConfigError(f"weights has {name!r}, and the tasks are {list(self.tasks)}")
@@ -401,35 +425,37 @@ class SeveralTasks(NodeTask):
     @property
     def monitor(self) -> tuple[str, Mode]:
         best, _ = super().monitor
-        metric = next((best.removeprefix(f"{name}_") for name in self.tasks if best.startswith(f"{name}_")), best)
-        return best, "min" if metric in SMALLER_IS_BETTER else "max"
+        name = max((name for name in self.tasks if best.startswith(f"{name}_")), key=len, default="")
+        return best, "min" if best.removeprefix(f"{name}_") in SMALLER_IS_BETTER else "max"
 
     def targets(self, batch: Batch) -> Tensor:
         storage, node_type, num_seeds = _seeds(batch, self.node_type)
         found = []
         for task in self.tasks.values():
             if task.label not in storage:
-                raise task._no_label(node_type, sorted(storage.keys()))
+                raise self._no_label(node_type, sorted(storage.keys()))
             labels = storage[task.label][:num_seeds]
+            there = _are_there(task, labels)
             if not labels.is_cuda:
-                there = _are_there(task, labels)
                 task.read(labels[there], storage["n_id"][:num_seeds][there])
-            found.append(labels.double().view(num_seeds, -1))
+            found.append(labels.double().unsqueeze(1).flatten(1).masked_fill(~there.unsqueeze(1), torch.nan))
         return torch.cat(found, dim=1)
 
     def check(self, store: Store, nodes: Tensor, node_type: str | None = None) -> None:
-        node_type = node_type or self.node_type or store.schema.node_types[0].name
+        node_type = self._type_with_labels(store.schema, node_type)
         for task in self.tasks.values():
-            if task.label not in (fields := store.schema.node_type(node_type).fields):
-                raise task._no_label(node_type, sorted(fields))
+            count = 0
             for some in torch.split(nodes, LABELS_AT_ONCE):
-                labels = store.features.gather([Wanted(node_type, task.label, some)])[0]
-                task.check(store, some[_are_there(task, labels)], node_type)
+                labelled = some[_are_there(task, store.features.gather([Wanted(node_type, task.label, some)])[0])]
+                task.check(store, labelled, node_type)
+                count += len(labelled)
+            if not count:
+                raise ConfigError(f"none of the {len(nodes):,} nodes has a label {task.label!r}; leave its task out")
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         total = outputs.new_zeros(len(outputs), dtype=torch.float32)
         for name, (task, scores, labels) in self._parts(outputs, targets).items():
-            there = _are_there(task, labels)
+            there = ~labels.isnan().all(dim=1)
             wanted, _, _ = task.judge(labels.masked_fill(~there.unsqueeze(1), 0))
             losses = task.losses(scores, wanted)
             total = total + self.weights.get(name, 1.0) * losses.masked_fill(~there, 0)
@@ -443,15 +469,20 @@ class SeveralTasks(NodeTask):
         found = dict[str, Any]()
         for name, task in self.tasks.items():
             for key, metric in task.new_metrics(device).items():
-                metric.update = partial(self._update, name, metric.update)  # type: ignore[method-assign]
+                metric.update = partial(self._update, name, metric, metric.update)  # type: ignore[method-assign]
                 found[f"{name}_{key}"] = metric
         return collection(device, **found)
 
-    def _update(self, name: str, update: Callable[..., None], outputs: Tensor, targets: Tensor) -> None:
+    def _update(
+        self, name: str, metric: "Metric", update: Callable[..., None], outputs: Tensor, targets: Tensor
+    ) -> None:
         """Update a metric of the task `name` with the rows that have a label."""
         task, scores, labels = self._parts(outputs, targets)[name]
-        there = _are_there(task, labels)
-        update(scores[there], task.judge(labels[there])[0])
+        there = ~labels.isnan().all(dim=1)
+        if there.any():
+            update(scores[there], task.judge(labels[there])[0])
+        elif not metric.update_called:
+            update_with_nothing(metric, update, scores, task.judge(labels.nan_to_num(0))[0])
 
     def _parts(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[LabelTask, Tensor, Tensor]]:
         """Return, by task, the task and its columns of the outputs and of the targets."""
@@ -462,6 +493,7 @@ class SeveralTasks(NodeTask):
 
 
 def _are_there(task: NodeTask, labels: Tensor) -> Tensor:
-    """Return which labels are not null: [n] bool."""
-    nulls = labels.isnan() if isinstance(task, NodeRegression) else labels.isnan() | labels.eq(-1)
-    return ~nulls.view(len(labels), -1).all(dim=1)
+    """Return which labels are not null, as they are in the graph: [n] bool. Fractions to learn may be -1."""
+    may_be_less = isinstance(task, NodeRegression) and labels.is_floating_point()
+    nulls = labels.isnan() if may_be_less else labels.isnan() | labels.eq(-1)
+    return ~nulls.unsqueeze(1).flatten(1).all(dim=1)

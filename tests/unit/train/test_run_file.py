@@ -320,8 +320,8 @@ def test_a_file_of_another_kind_is_recognised_by_its_sections(tmp_path: Path) ->
             assert_raises(ConfigError, said[path], read, path)
 
 
-def several_run(folder: Path, task: str) -> Any:
-    graph = labelled()
+def several_run(folder: Path, task: str, graph: Any = None) -> Any:
+    graph = labelled() if graph is None else graph
     graph.test_mask = graph.val_mask
     hoploom.from_pyg(graph).save(folder / "graph.store")
     text = f'store = "graph.store"\n[task]\n{task}\n[model]\nhidden = 8\n[loader]\nthreads = 1\n[train]\nepochs = 9\n'
@@ -348,3 +348,11 @@ def test_a_run_learns_several_labels_of_its_nodes(tmp_path: Path) -> None:
 def test_further_labels_that_cannot_be_are_refused(task: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         several_run(tmp_path, task)
+
+
+def test_a_split_without_any_label_of_a_task_is_refused(tmp_path: Path) -> None:
+    graph = labelled()
+    graph.amount[graph.val_mask] = float("nan")
+    said = r"run.toml:3: the split 'val': none of the 70 nodes has a label 'amount'; leave its task out"
+    with pytest.raises(ConfigError, match=said):
+        several_run(tmp_path, 'val = "val"\nmore = { amount = "node-regression" }', graph)

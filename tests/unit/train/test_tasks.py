@@ -1,6 +1,8 @@
 """Tasks and evaluation: outputs, targets, losses per seed, the numbers of scikit-learn, and labels that are refused."""
 
 import re
+from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,8 @@ import torch
 from sklearn import metrics as sklearn
 from support.fit_workers import (
     NUM_CLASSES,
+    NUM_NODES,
+    NUM_TRAIN,
     Sage,
     ScoredSage,
     alone,
@@ -186,6 +190,12 @@ def test_check_finds_the_type_that_has_the_label() -> None:
         NodeClassification(7, node_type="author").check(graph, torch.arange(3))
     with pytest.raises(ConfigError, match=r"'x' is in \['author', 'paper'\]; name the seeds' node_type"):
         NodeRegression(label="x").check(graph, torch.arange(3))
+    several = SeveralTasks({"one": NodeClassification(10), "other": NodeRegression(label="y")})
+    several.check(graph, torch.arange(10))
+    with pytest.raises(ConfigError, match="'author' has no field 'y'"):
+        replace(several, node_type="author").check(graph, torch.arange(3))
+    with pytest.raises(ConfigError, match=r"the labels \['y', 'z'\] are in no node type; name the seeds' node_type"):
+        SeveralTasks({"y": NodeClassification(9), "z": NodeRegression(label="z")}).check(graph, torch.arange(3))
 
 
 @pytest.mark.parametrize(
@@ -473,6 +483,46 @@ def test_several_tasks_have_the_metrics_of_each() -> None:
                 assert found[f"{name}_{key}"] == pytest.approx(value), (name, key)
     assert task.monitor == ("amount_rmse", "min")
     assert several(best="class_accuracy").monitor == ("class_accuracy", "max")
+    alike = {"year": NodeRegression(label="year"), "year_born": NodeRegression(label="born")}
+    assert SeveralTasks(alike, best="year_born_rmse").monitor == ("year_born_rmse", "min")
+    assert SeveralTasks(alike, best="year_rmse").monitor == ("year_rmse", "min")
+    assert SeveralTasks(alike, best="year_born_r2").monitor == ("year_born_r2", "max")
+
+
+def test_a_batch_without_any_label_of_a_task_counts_for_its_loss_alone() -> None:
+    """The metrics are those of the first batch, which has the labels."""
+    graph, model = labelled(), Sage(8)
+    graph.y[NUM_TRAIN + 16 :], graph.labels[NUM_TRAIN + 16 :], graph.amount[NUM_TRAIN + 16 :] = -1, torch.nan, torch.nan
+    few = hoploom.from_pyg(graph)
+
+    def metrics(nodes: Tensor) -> dict[str, float]:
+        return evaluate(model, NeighborLoader(few, [-1, -1], nodes, batch_size=16), several(), alone())
+
+    everyone, first = torch.arange(NUM_TRAIN, NUM_TRAIN + 64), torch.arange(NUM_TRAIN, NUM_TRAIN + 16)
+    found, expected = metrics(everyone.flip(0)), metrics(first)
+    assert found.pop("loss") == pytest.approx(expected.pop("loss") / 4)
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("cast", [torch.int64, torch.int32, torch.float64])
+def test_minus_one_is_a_null_label_of_integers_and_a_number_to_learn_of_fractions(cast: torch.dtype) -> None:
+    graph = labelled()
+    graph.amount = torch.arange(NUM_NODES).to(cast)
+    graph.amount[2:4] = -1
+    few, task = hoploom.from_pyg(graph), several(weights={})
+    batch = next(iter(NeighborLoader(few, [2, 2], torch.arange(8), batch_size=8)))
+    is_null = not cast.is_floating_point
+    targets = task.targets(batch)
+    assert targets[2:4, 5].isnan().tolist() == [is_null] * 2
+    outputs = torch.zeros(8, 8)
+    outputs[:, 7] = targets[:, 5].nan_to_num(1e6).float()  # far off where there is no label
+    metrics = task.new_metrics(CPU)
+    metrics.update(task.scores(outputs), targets)
+    assert float(metrics.compute()["amount_rmse"]) == 0
+    assert task.losses(outputs, targets)[2] < 10
+    task.check(few, torch.arange(8))
+    with pytest.raises(ConfigError, match="none of the 2 nodes has a label 'amount'") if is_null else nullcontext():
+        task.check(few, torch.arange(2, 4))
 
 
 def test_several_tasks_learn_together() -> None:
@@ -489,6 +539,12 @@ def test_several_tasks_learn_together() -> None:
     ("options", "words"),
     [
         ({"tasks": {}}, "tasks is empty"),
+        ({"tasks": [NodeClassification(3)]}, r"tasks is \[NodeCl.*; give a dict by task"),
+        ({"tasks": {1: NodeClassification(3)}}, "tasks has 1: NodeClassification.*; give a name and one of NodeClassi"),
+        ({"tasks": {"links": LinkPrediction()}}, "tasks has 'links': LinkPrediction"),
+        ({"tasks": {"both": SeveralTasks({"y": NodeClassification(3)})}}, "tasks has 'both': SeveralTasks"),
+        ({"weights": [1.0]}, r"weights is \[1.0\]; give a dict by task"),
+        ({"best": None}, "best is None, no metric of SeveralTasks"),
         ({"weights": {"other": 1.0}}, "weights has 'other', and the tasks are"),
         ({"weights": {"amount": -1.0}}, "weights\\['amount'\\] is -1.0"),
         ({"best": "accuracy"}, "best is 'accuracy', no metric of SeveralTasks"),

@@ -314,8 +314,11 @@ def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
             task = tasks.SeveralTasks(found, section.weights, best, node_type=node_type.name)
         except ConfigError as error:
             raise run_file.problem("task.weights", f"task.weights: {error}") from error
-    for ids in nodes.values():
-        task.check(store, ids)
+    for split, ids in nodes.items():
+        try:
+            task.check(store, ids)
+        except ConfigError as error:
+            raise run_file.problem(f"task.{split}", f"the split {names[split]!r}: {error}") from error
     seeds = {split: names[split] if store.schema.homogeneous else (node_type.name, names[split]) for split in nodes}
     return TrainingSetup(store, task, task.columns[0], seeds, (node_type.name,))
 
