@@ -470,8 +470,8 @@ def _loader(
     given: Mapping[str, Any] | None = None,
 ) -> Loader:
     """Return a loader of a split with options `given`; by default for evaluation, where every rank has all seeds."""
-    section, task, schema = run_file.loader, setup.task, setup.store.schema
-    size = link_splits.eval_batch_size(run_file, task, schema)
+    section, task, store = run_file.loader, setup.task, setup.store
+    size = link_splits.eval_batch_size(run_file, task, store.schema)
     whole = {"rank": 0, "world_size": 1, "batch_size": section.eval_batch_size or size}
     options: dict[str, Any] = dict(whole if given is None else given) | {
         "device": context.device,
@@ -480,13 +480,12 @@ def _loader(
         "replace": section.replace,
         "labor": section.labor,
         "mode": section.mode,
-        "weight_attr": schema.weight if section.weighted else None,
+        "weight_attr": store.schema.weight if section.weighted else None,
     }
     module = unwrap(model)
     if isinstance(module, GNN):
         are_whole = split == "train" and run_file.train.whole_steps
-        options |= loader_options(module, setup.store, task, are_whole=are_whole)
-        store = setup.store
+        options |= loader_options(module, store, task, are_whole=are_whole)
         if module.needs_degrees and not store.deployment.makes_batches and len(store.topology) < len(store.ranges):
             message = (
                 f'model.name = "{run_file.model.name}" needs in-degrees, and a process maps the edges of its parts'
@@ -494,12 +493,12 @@ def _loader(
             way_out = 'set cluster.topology = "local", or take another model'
             raise run_file.problem("cluster.topology", f"{message} only; {way_out}")
     if isinstance(task, LinkPrediction) and split != NODES:
-        options |= link_splits.link_options(run_file, setup.store, task, split, setup.seeds)
+        options |= link_splits.link_options(run_file, store, task, split, setup.seeds)
         options["edge_label"] = setup.relations.get(split)
-        return LinkNeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
+        return LinkNeighborLoader(store, fanouts, setup.seeds[split], **options)
     if section.temporal is not None:
-        options |= {"temporal_strategy": section.temporal, "time_attr": schema.time}
-    return NeighborLoader(setup.store, fanouts, setup.seeds[split], **options)
+        options |= {"temporal_strategy": section.temporal, "time_attr": store.schema.time}
+    return NeighborLoader(store, fanouts, setup.seeds[split], **options)
 
 
 def per_relation(run_file: RunFile, setup: TrainingSetup) -> Fanouts:
