@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from support.learned_workers import shop
@@ -257,3 +259,20 @@ def test_tastes_are_found_without_features(tmp_path: Path) -> None:
         found = run(parse_run_file(RECOMMEND, keys, folder=tmp_path), context, progress=False)
     assert found.outcome.best is not None
     assert found.outcome.best > 0.95 * mrr_of_tastes(TASTES, CANDIDATES)
+
+
+def test_exported_rows_are_features_of_another_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    learned = Embedding(shop(), "user", dim=8)
+    learned.export("rows.parquet")
+    known = torch.arange(learned.rows.shape[0])
+    pq.write_table(pa.table({"from": known[1:].numpy(), "to": known[:-1].numpy()}), "knows.parquet")
+    Path("graph.toml").write_text(
+        '[nodes.user]\nfiles = "rows.parquet"\nid = "id"\nfeatures = "row"\n'
+        '[edges."user knows user"]\nfiles = "knows.parquet"\nsource = "from"\ndestination = "to"\n'
+    )
+    assert main(["build", "graph.toml", "-o", "people.store"]) == 0
+    store = hoploom.open("people.store")
+    originals = torch.from_numpy(store.ids("user").original(range(len(known))))
+    assert sorted(originals.tolist()) == known.tolist()
+    assert torch.equal(store.x[:], learned.rows[originals])
