@@ -275,4 +275,4 @@ def test_exported_rows_are_features_of_another_graph(tmp_path: Path, monkeypatch
     store = hoploom.open("people.store")
     originals = torch.from_numpy(store.ids("user").original(range(len(known))))
     assert sorted(originals.tolist()) == known.tolist()
-    assert torch.equal(store.x[:], learned.rows[originals])
+    assert torch.equal(store["user"].x[:], learned.rows[originals])
