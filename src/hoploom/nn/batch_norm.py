@@ -47,7 +47,7 @@ class BatchNorms(OverRanks, nn.ModuleDict):
 
 def _normed(norm: Any, rows: Tensor, total: Tensor) -> Tensor:
     """Return rows, normalised. `total` has the number of nodes of all ranks, and sums of their rows and squares."""
-    count = float(total[0].detach())
+    count = round(float(total[0].detach()))  # the shares of one node may add up to a little more than 1
     mean, squares = (total[1:] / max(count, 1)).chunk(2)
     variance = (squares - mean.square()).clamp(min=0)
     if count > 1:

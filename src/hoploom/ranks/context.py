@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from datetime import timedelta
 from functools import partial
 from numbers import Integral
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -146,7 +146,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 class OverRanks:
     """Base class of modules that compute over the rows of all ranks in training."""
 
-    context: "Context | None" = None  # set by `Context.wrap` if there are several ranks
+    context: "Context | None" = None  # set by `Context.wrap` if there are several ranks; not kept by copies and files
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: held for name, held in vars(self).items() if name != "context"}
 
 
 class Context:
@@ -191,9 +194,6 @@ class Context:
             raise
         if self.is_main and (is_bounded or self.world_size > 1) and not environment.is_quiet():
             print(f"hoploom: {self}", file=sys.stderr, flush=True)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # copies of a model are on the same rank
 
     def __repr__(self) -> str:
         threads = f"torch threads {torch.get_num_threads()}{' (OMP_NUM_THREADS)' * environment.names_threads()}"

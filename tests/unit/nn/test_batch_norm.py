@@ -1,11 +1,15 @@
 """Batch norm of models: torch's in one process, and the same numbers on several ranks, which share nodes."""
 
+import copy
+import io
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.edge_workers import trained
+from support.fit_workers import alone
 from support.graphs import random_graph
 from support.infer_workers import read
 from torch import nn
@@ -14,7 +18,7 @@ from torch_geometric.data import Data, HeteroData
 import hoploom
 from hoploom import ConfigError
 from hoploom.inference import Inference, infer
-from hoploom.nn import GNN, GraphSAGE, Shape
+from hoploom.nn import GNN, GraphSAGE, Shape, batch_norm
 from hoploom.nn.batch_norm import BatchNorms
 from hoploom.ranks.spawn import spawn
 from hoploom.train.runs.run import load_run
@@ -115,6 +119,28 @@ def test_a_type_with_less_than_two_nodes_becomes_the_bias(count: int) -> None:
     torch.testing.assert_close(out["a"], torch.full((count, 2), 3.0), atol=1e-3, rtol=0)
     assert torch.equal(norms["a"].running_var, before)
     torch.testing.assert_close(out["b.c"].mean(0), torch.zeros(2))
+
+
+@pytest.mark.parametrize("num_ranks", [9, 11, 18])
+def test_one_node_on_many_ranks_is_no_variance(num_ranks: int) -> None:
+    """The sum of 1 / n is 1.0000000000000002 for these."""
+    norm, rows, share = nn.BatchNorm1d(1), torch.tensor([[1000.3]]), 1 / torch.tensor(float(num_ranks)).double()
+    of_rank = torch.stack([share, share * rows.double()[0, 0], share * rows.double().square()[0, 0]])
+    total = sum(of_rank for _ in range(num_ranks))
+    assert float(total[0]) > 1
+    batch_norm._normed(norm, rows, total)
+    assert (float(norm.running_var), int(norm.num_batches_tracked)) == (1, 0)
+
+
+def test_a_copy_or_a_file_of_a_wrapped_model_has_no_context() -> None:
+    model = GraphSAGE(5, 8, 2, 3, norm="batch")
+    model.norms[0].context = alone()  # as `wrap` sets it
+    torch.save(model, file := io.BytesIO())
+    file.seek(0)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+        assert copied.norms[0].context is None
+        torch.testing.assert_close(copied.state_dict(), model.state_dict())
+    assert model.norms[0].context is not None
 
 
 def test_inference_is_layer_by_layer_with_the_running_statistics(tmp_path: Path) -> None:
