@@ -127,14 +127,16 @@ def _grouped(
 
 def with_fields(edges: InEdges, fields: Mapping[str, Tensor], features: Sequence[str], weights: str | None) -> InEdges:
     """Return the edges with those of `fields` that are named: features, side by side, and weights, as floats."""
-    columns = [_floats(fields[name]) for name in features if name in fields]
+    columns = [_floats(name, fields[name]) for name in features if name in fields]
     if columns:
         rows = [own if own.dim() == 2 else own.reshape(len(own), math.prod(own.shape[1:])) for own in columns]
         edges = edges.with_features(torch.cat(rows, dim=1) if len(rows) > 1 else rows[0])
-    return edges if weights is None or weights not in fields else edges.weighted(_floats(fields[weights]))
+    return edges if weights is None or weights not in fields else edges.weighted(_floats(weights, fields[weights]))
 
 
-def _floats(field: Tensor) -> Tensor:
+def _floats(name: str, field: Tensor) -> Tensor:
+    if not isinstance(field, Tensor):
+        raise ConfigError(f"the batch has {name!r} of edges as a {type(field).__name__}; give a tensor, a row per edge")
     return field if field.is_floating_point() else field.to(torch.float32)
 
 

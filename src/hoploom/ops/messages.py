@@ -144,8 +144,9 @@ def sum_per_head(x: Tensor, edges: InEdges, weights: Tensor) -> Tensor:
     `x` is [num_sources, width], and `weights` [num_edges, heads]. Sums are [num_destinations, heads * width].
     """
     _check_rows("x", x, "source", edges.num_sources)
-    if weights.dim() != 2 or weights.shape[0] != edges.num_edges or not weights.shape[1]:
-        raise ConfigError(f"weights have shape {tuple(weights.shape)}; give [{edges.num_edges}, heads], a row per edge")
+    _check_rows("weights", weights, "edge", edges.num_edges)
+    if not weights.shape[1]:
+        raise ConfigError("weights have no columns; give one for each head")
     if not _rows.runs_in_core(x):
         return torch.cat([aggregate(x, edges, "sum", of_head) for of_head in weights.unbind(1)], dim=1)
     values = _edges._native(x)
@@ -153,10 +154,10 @@ def sum_per_head(x: Tensor, edges: InEdges, weights: Tensor) -> Tensor:
 
 
 def _check_rows(name: str, rows: Tensor, end: str, number: int) -> None:
-    if rows.dim() != 2 or rows.shape[0] != number or not rows.is_floating_point():
-        raise ConfigError(
-            f"{name} is {rows.dtype} of shape {tuple(rows.shape)}; give floats, a row for each of {number} {end}s"
-        )
+    is_tensor = isinstance(rows, Tensor)
+    if not is_tensor or rows.dim() != 2 or rows.shape[0] != number or not rows.is_floating_point():
+        what = f"{rows.dtype} of shape {tuple(rows.shape)}" if is_tensor else f"a {type(rows).__name__}"
+        raise ConfigError(f"{name} is {what}; give floats, a row for each of {number} {end}s")
 
 
 def _checked(added: EdgeTerm, edges: InEdges, x: Tensor) -> EdgeTerm:

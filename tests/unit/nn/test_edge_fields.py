@@ -171,6 +171,15 @@ def test_relations_without_the_field_have_no_features_and_gine_names_them() -> N
         _model("gine", data, edges="stars", residual=True)
 
 
+@pytest.mark.parametrize("options", [{"edges": "stars"}, {"weights": "cost"}])
+def test_a_field_that_is_a_list_is_named(options: dict[str, Any]) -> None:
+    data = _graph(random_graph(60, 400, 1))
+    model, (name,) = _model("sage", data, **options), options.values()
+    data[name] = data[name].tolist()
+    with pytest.raises(ConfigError, match=f"the batch has '{name}' of edges as a list; give a tensor, a row per edge"):
+        model(data)
+
+
 def test_a_batch_that_lacks_a_field_or_has_another_category_is_one_error() -> None:
     data = _graph(random_graph(60, 400, 1))
     model = _model("gat", data, **BOTH)

@@ -260,7 +260,12 @@ X, TERM = torch.ones(3, 4), EdgeTerm(torch.ones(2, 4))
         (lambda e: ops.dot_ends(X, X[:2], e, 3), r"heads \* width"),
         (lambda e: ops.dot_ends(X, X[:2, :2], e, 2), r"heads \* width"),
         (lambda e: ops.attend(X, e, torch.ones(3, 2)), "each of 2 edges"),
-        (lambda e: ops.sum_per_head(X, e, torch.ones(2)), r"give \[2, heads\]"),
+        (lambda e: ops.sum_per_head([1.0], e, torch.ones(2, 2)), "x is a list; give floats"),
+        (lambda e: ops.sum_per_head(X, e, torch.ones(2)), r"weights is torch.float32 of .*each of 2 edges"),
+        (lambda e: ops.sum_per_head(X, e, torch.ones(2, 0)), "weights have no columns; give one for each head"),
+        (lambda e: ops.sum_per_head(X, e, [[1.0], [2.0]]), "weights is a list; give floats"),
+        (lambda e: ops.sum_per_head(X, e, torch.ones(2, 1).long()), "weights is torch.int64 .*give floats"),
+        (lambda e: ops.sum_per_head(X, e, torch.ones(2, 1) * 1j), "weights is torch.complex64 .*give floats"),
     ],
 )  # fmt: skip
 def test_shapes_that_do_not_fit_are_refused(call: Callable[[InEdges], Tensor], message: str) -> None:
