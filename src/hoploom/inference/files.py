@@ -29,10 +29,13 @@ RESULT = "result"
 
 
 class RowFile(Closing):
-    """A file with a tensor, [count] or [count, width], that all ranks open and write to, after a header if given."""
+    """A file with a tensor, [count] or [count, width], that all ranks open and write to.
+
+    With a `header`, the file is a result, which stays.
+    """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: torch.dtype, header: bytes = b"") -> None:
-        self.path, self._shape, self._dtype, self._header = path, shape, dtype, header
+        self.path, self._shape, self._dtype, self.header = path, shape, dtype, header
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
         self._size = shape[0] * self._row_bytes
         path.touch(0o600)  # other ranks may have made it, and written to it
@@ -44,7 +47,7 @@ class RowFile(Closing):
         """Write `rows` to the file, from row number `first` on."""
         assert tuple(rows.shape[1:]) == self._shape[1:], f"rows of shape {tuple(rows.shape[1:])}, not {self._shape[1:]}"
         values = rows.detach().to(self._dtype).contiguous().reshape(-1).view(torch.uint8).numpy().data
-        written, at = 0, len(self._header) + first * self._row_bytes
+        written, at = 0, len(self.header) + first * self._row_bytes
         while written < len(values):
             written += os.pwrite(self._file.fileno(), values[written:], at + written)
 
@@ -57,11 +60,12 @@ class RowFile(Closing):
         if self._size == 0:
             return torch.empty(self._shape, dtype=self._dtype)
         with self.path.open("rb") as file:
-            return torch.frombuffer(MappedFile(file.fileno(), self._size), dtype=self._dtype).view(self._shape)
+            mapped = MappedFile(file.fileno(), len(self.header) + self._size)
+        return torch.frombuffer(mapped, dtype=self._dtype, offset=len(self.header)).view(self._shape)
 
     def gatherer(self, reads: Reads) -> Gather:
         """Return a function that reads rows past the page cache. Call this after all ranks have written their rows."""
-        rows = FileRows(DiskFile(str(self.path)), 0, self._shape[0])
+        rows = FileRows(DiskFile(str(self.path)), len(self.header), self._shape[0])
 
         def gather(ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
             try:

@@ -429,7 +429,7 @@ class LayerWise:
             doing = f"computing layer {depth + 1}"
             files = self._pass(f"rows-{depth}", doing, layer.computed, layer.computed, compute)
             dropped = [self._files.pop(name) for name in list(self._files) if name not in layer.kept]
-            for file in (*dropped, *rewritten):
+            for file in [one for one in (*dropped, *rewritten) if not one.header]:
                 file.path.unlink(missing_ok=True)
             self._files |= files
             self._x = {name: rows for name, rows in self._x.items() if name in layer.kept}
@@ -466,14 +466,17 @@ class LayerWise:
             for number, (owner, width) in enumerate(widths.items()):
                 count = self._schema.node_type(owner if isinstance(owner, str) else owner[0]).num_nodes
                 shape, dtype = ((count,), torch.int64) if width is None else ((count, width), self._plan.dtype)
-                path = self._folder.scratch / f"{name}-{number}.rows"
-                files[owner] = opened.enter_context(RowFile(path, shape, dtype))
+                files[owner] = opened.enter_context(self.new_file(f"{name}-{number}", shape, dtype))
             for some in self._slices(types):
                 for owner, rows in compute(some).items():
                     files[owner].write(some.first, rows)
-            for file in files.values() if self._folder.context.world_size > 1 else ():
+            for file in [one for one in files.values() if one.header or self._folder.context.world_size > 1]:
                 file.sync()
         return files
+
+    def new_file(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowFile:
+        """Make the file for the rows of a pass."""
+        return RowFile(self._folder.scratch / f"{name}.rows", shape, dtype)
 
     def _slices(self, names: Iterable[str]) -> Iterator[Slice]:
         """Yield this rank's slices of the types `names`; raise StoreError if a mapped file is unreadable."""

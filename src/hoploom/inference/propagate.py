@@ -1,24 +1,24 @@
 """Features propagated over a whole graph, out of core: the rows that SGC and SIGN learn from, without the graph.
 
-Each hop is a layer of layer-wise inference, which has no parameters. The rows of a hop are also written to a .npy file.
+Each hop is a layer of layer-wise inference, which has no parameters. Its rows are in a .npy file, which the next hop
+reads.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.inference.files import RESULT, RowFile, refuse_existing
 from hoploom.inference.infer import LEAST_MEMORY, MEMORY, alone, bar_of, folder_for, folder_of
-from hoploom.inference.layerwise import LayerWise, Slice, Sources, plan_of
+from hoploom.inference.layerwise import LayerWise, plan_of
 from hoploom.nn.models import GNN, Shape, width_of
-from hoploom.ranks.context import Context
+from hoploom.ranks.context import Context, gather_json
 from hoploom.schema import Schema
 from hoploom.store import Store
 from hoploom.store.format import write_npy_header
@@ -49,39 +49,46 @@ def propagate(
     as_int("memory", memory, LEAST_MEMORY, f"give bytes, at least {LEAST_MEMORY}, e.g. 256 << 20")
     if norm not in get_args(MatrixNorm):
         raise ConfigError(f"norm is {norm!r}; give 'gcn', 'symmetric' or 'mean'")
+    if not isinstance(store, Store):
+        raise ConfigError(f"store is {store!r:.80}; give hoploom.open(path) or hoploom.from_pyg(graph)")
     model, context, target = _without_parameters(store.schema, hops, norm), context or alone(), Path(out)
     plan = plan_of(model, store.schema, None, embeds_only=False)
     refuse_existing(target)
-    with folder_for(store, target, None, context) as folder, bar_of(context, "rows") as shown, ExitStack() as opened:
+    asked = {"hops": hops, "norm": norm}
+    for rank, other in enumerate(gather_json(context, asked)):
+        if other != asked:
+            raise ConfigError(f"rank {context.rank} gives {asked}, rank {rank} {other}; give the same on all ranks")
+    with folder_for(store, target, None, context) as folder, bar_of(context, "rows") as shown:
         node_type = store.schema.node_types[0]
         with folder.together("making files"):
             path = folder.path / RESULT / folder_of(node_type.name)
             path.mkdir(parents=True, exist_ok=True)
-            shape, header = (node_type.num_nodes, plan.outputs[node_type.name]), BytesIO()
-            write_npy_header(header, "float32", shape)
-            names = [path / f"x_{hop + 1}.npy" for hop in range(hops)]
-            files = [opened.enter_context(RowFile(name, shape, torch.float32, header.getvalue())) for name in names]
         work = _Hops(model, plan, store, memory, folder, shown)
-        work.files = files
+        work.paths = {f"rows-{hop}-0": path / f"x_{hop + 1}.npy" for hop in range(hops - 1)}
         work.run()
-        with folder.together("writing"):
-            for _ in work.results():
-                pass
-            for file in files:
-                file.sync()
+        shape = node_type.num_nodes, plan.outputs[node_type.name]
+        with folder.together("writing"), _npy_file(path / f"x_{hops}.npy", shape) as file:
+            for _, ids, rows in work.results():
+                if len(ids):
+                    file.write(int(ids[0]), rows["output"])
+            file.sync()
         folder.publish()
     return target
 
 
 class _Hops(LayerWise):
-    """Layer-wise inference that also writes what each layer computes to a file of its own."""
+    """Layer-wise inference that leaves the rows of its layers in .npy files."""
 
-    files: Sequence[RowFile]
+    paths: Mapping[str, Path]  # by the name of the pass that computes a hop
 
-    def computed(self, depth: int, z: Sources, some: Slice) -> dict[str, Tensor]:
-        rows = super().computed(depth, z, some)
-        self.files[depth].write(some.first, rows[some.node_type])
-        return rows
+    def new_file(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> RowFile:
+        return _npy_file(self.paths[name], shape) if name in self.paths else super().new_file(name, shape, dtype)
+
+
+def _npy_file(path: Path, shape: tuple[int, ...]) -> RowFile:
+    header = BytesIO()
+    write_npy_header(header, "float32", shape)
+    return RowFile(path, shape, torch.float32, header.getvalue())
 
 
 def _without_parameters(schema: Schema, hops: int, norm: MatrixNorm) -> GNN:

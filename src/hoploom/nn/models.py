@@ -462,8 +462,8 @@ def width_of(node_type: NodeType, hidden: int) -> int:
         way_out = f"learn some: store = hoploom.Embedding(store, {name!r}, dim={hidden}).store"
         raise ConfigError(f"{name!r} has no features x, which the model reads; {way_out}")
     shape = node_type.fields[FEATURES].shape
-    if len(shape) != 1:
-        raise ConfigError(f"x of {name!r} has rows of shape {list(shape)}; models need one dimension")
+    if len(shape) != 1 or not shape[0]:
+        raise ConfigError(f"x of {name!r} has rows of shape {list(shape)}; models need one dimension, of 1 or more")
     return shape[0]
 
 

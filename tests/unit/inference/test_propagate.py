@@ -15,6 +15,7 @@ from torch_geometric.nn import SGConv
 
 import hoploom
 from hoploom import ConfigError, Store, StoreError
+from hoploom.inference.files import RowFile
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
 HOPS = 3
@@ -78,6 +79,33 @@ def test_ranks_write_their_shares_of_the_same_files(norm: Any, tmp_path: Path) -
     assert_powers(out, powers(graph, norm))
 
 
+@pytest.mark.parametrize("change", [{"hops": 2}, {"norm": "mean"}])
+def test_ranks_that_disagree_are_told_before_anything_is_written(change: dict[str, Any], tmp_path: Path) -> None:
+    store = hoploom.from_pyg(ring(12))
+
+    def on_rank(context: Any) -> None:
+        options: dict[str, Any] = {"hops": HOPS, "norm": "gcn"} | (change if context.rank == 1 else {})
+        hoploom.propagate(store, tmp_path / "out", context=context, memory=SMALL, **options)
+
+    raised = in_threads(3, on_rank)
+    assert all(isinstance(error, ConfigError) for error in raised), raised
+    assert "rank 0 gives {'hops': 3, 'norm': 'gcn'}, rank 1 {" in str(raised[0])
+    assert left_in(tmp_path) == []
+
+
+def test_each_hop_is_written_once_and_read_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, write = [], RowFile.write
+
+    def counted(file: RowFile, first: int, rows: Tensor) -> None:
+        written.append((file.path.name, rows.numel()))
+        write(file, first, rows)
+
+    monkeypatch.setattr(RowFile, "write", counted)
+    store = save_in_parts(hoploom.from_pyg(graph := ring(12)), tmp_path / "store", 1)
+    assert_powers(hoploom.propagate(store, tmp_path / "out", HOPS, norm="mean"), powers(graph, "mean"))
+    assert written == [(f"x_{hop}.npy", graph.x.numel()) for hop in range(1, HOPS + 1)]
+
+
 def test_learned_rows_and_numbers_in_bytes_are_propagated_as_floats(tmp_path: Path) -> None:
     graph = ring(12)
     graph.x = (graph.x * 3).to(torch.int8)
@@ -121,6 +149,7 @@ def test_a_linear_layer_trains_on_hops_without_the_graph(tmp_path: Path) -> None
         ),
         ({"graph": "bare"}, ConfigError, "'node' has no features x"),
         ({"graph": "cube"}, ConfigError, r"rows of shape \[2, 2\]; models need one dimension"),
+        ({"graph": "empty"}, ConfigError, r"rows of shape \[0\]; models need one dimension, of 1 or more"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], match: str, tmp_path: Path) -> None:
@@ -130,6 +159,7 @@ def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], ma
         "library": library(),
         "bare": Data(edge_index=edges, num_nodes=12),
         "cube": Data(x=torch.zeros(12, 2, 2), edge_index=edges),
+        "empty": Data(x=torch.zeros(12, 0), edge_index=edges),
     }
     (tmp_path / "taken").mkdir()
     options = {"hops": 2} | change
@@ -137,3 +167,9 @@ def test_bad_input_is_refused(change: dict[str, Any], error: type[Exception], ma
     with pytest.raises(error, match=match):
         hoploom.propagate(store, tmp_path / options.pop("out", "out"), options.pop("hops"), **options)
     assert left_in(tmp_path) == ["taken"]
+
+
+@pytest.mark.parametrize("given", [ring(12), "graph.store", Path("graph.store")])
+def test_a_graph_that_is_not_opened_is_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"store is .*; give hoploom.open\(path\) or hoploom.from_pyg\(graph\)"):
+        hoploom.propagate(given, tmp_path / "out", 2)
