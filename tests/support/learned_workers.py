@@ -167,6 +167,14 @@ def differing_settings(context: Context) -> None:
         Embedding(shop(), "user", dim=4 + context.rank, context=context)
 
 
+def differing_paths(context: Context) -> None:
+    """A file to start from that one rank was not given, and a folder."""
+    for name in ("warm_start", "folder"):
+        given: dict[str, Any] = {name: "/no/such/place" if context.is_main else None}
+        with pytest.raises(ConfigError, match=rf"'{name}': .*another with .*'{name}': .*give all the same"):
+            Embedding(shop(), "user", dim=4, context=context, **given)
+
+
 def too_little_memory_on_a_rank(context: Context, folder: str) -> None:
     """Both ranks know at once what only one of them lacks."""
     store = hoploom.open(f"{folder}/shop.store", memory="1GB" if context.rank else "100KB")

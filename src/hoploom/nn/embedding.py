@@ -27,7 +27,7 @@ from hoploom.errors import ConfigError, TrainError
 from hoploom.nn.row_memory import shared_zeros
 from hoploom.nn.row_tables import AT_ONCE, read_row_table, write_rows
 from hoploom.ops import RowRule, RowStep
-from hoploom.ops.device_rows import update_device_rows
+from hoploom.ops.device_rows import mixed_words, update_device_rows
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, all_or_none, gather_json, init
 from hoploom.schema import DTYPES, FEATURES, ORIGINAL_ID, Field, NodeType, holds_text, read_ids
@@ -41,6 +41,7 @@ RowInit = Literal["uniform", "normal"]
 EPS = {RowRule.adagrad: 1e-10}  # added to the root of the state; else 1e-8. torch.optim has the same values
 BETAS = (0.9, 0.999)
 MOST_WAITING = 4 * 10**9  # bytes of gradients that wait for a step; at most a quarter of the memory
+OF_OTHERS = "take the graph that it was saved with, or export() the rows there and give the file as warm_start"
 WAYS_OUT = "give a smaller dim, dtype='bfloat16', or folder= on a fast disk"
 
 
@@ -130,6 +131,7 @@ class Embedding:
                 require_memory(num_bytes, taken, WAYS_OUT)
         settings = {"rows of": self.node_type, "num_nodes": count, "dim": dim, "dtype": dtype, "optimizer": optimizer}
         settings |= {"lr": lr, "init": init, "seed": seed, "join": join}
+        settings |= {"warm_start": warm_start and str(warm_start), "folder": folder and str(folder)}
         if others := [each for each in gather_json(ranks, settings) if each != settings]:
             raise ConfigError(f"this rank learns rows with {settings}, and another with {others[0]}; give all the same")
         self._is_on_device, self._file = device is not None, -1
@@ -148,12 +150,12 @@ class Embedding:
         self._num_look_ups, self._most_waiting = 0, min(MOST_WAITING, memory_limit() // 4)
         self.zero_grad()
         with all_or_none(ranks, f"drawing the rows of {self.node_type!r}"):  # no rank reads undrawn rows
-            if not self.is_fixed or warm_start is not None:
-                self._draw(store)
+            of_own = self._draw(store, draws=not self.is_fixed or warm_start is not None)
             given = () if warm_start is None else read_row_table(Path(warm_start), store, self.node_type, self.rows)
             for ids, rows in given:
                 are_own = (ids >= self._own.start) & (ids < self._own.stop)
                 self.rows[ids[are_own]] = rows[are_own].to(self.rows)
+        self._nodes = f"{sum(gather_json(ranks, of_own)) & keys.MASK:016x}"  # the digest of their ids in this order
         self._graph = store  # not the store with the rows: a cycle of references would keep them in memory
 
     def __repr__(self) -> str:
@@ -285,11 +287,15 @@ class Embedding:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside the rows."""
-        return {"num_nodes": self._of.num_nodes, **self._kind, "num_steps": self.num_steps}
+        return {"num_nodes": self._of.num_nodes, "nodes": self._nodes, **self._kind, "num_steps": self.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; raise ConfigError if it does not fit. `Checkpoint.restore` reads the rows."""
-        for name, mine in {"num_nodes": self._of.num_nodes, **self._kind}.items():
+        if (before := state.get("num_nodes")) != self._of.num_nodes:
+            raise ConfigError(f"num_nodes was {before}, and is {self._of.num_nodes} here; {OF_OTHERS}")
+        if state.get("nodes") != self._nodes:
+            raise ConfigError(f"its nodes are others, or in another order, as after partitioning; {OF_OTHERS}")
+        for name, mine in self._kind.items():
             if state.get(name) != mine and not (self.is_fixed and name == "optimizer"):
                 raise ConfigError(f"{name} was {state.get(name)}, and is {mine} here; make the Embedding as it was")
         self.num_steps = as_int("num_steps", state.get("num_steps"), 0, "take another checkpoint")
@@ -333,13 +339,22 @@ class Embedding:
                 ", or lower train.accumulate (fit steps the rows of its loader's store alone)"
             )
 
-    def _draw(self, store: Store) -> None:
-        """Write the initial values of this rank's rows."""
+    def _draw(self, store: Store, *, draws: bool) -> int:
+        """Write the initial values of this rank's rows if it `draws` them. Return its share of the nodes' digest.
+
+        The digest is the sum of a word of each node, from its place and its id, so that it is that of any ranks.
+        """
+        digest = 0
         for ids in _pieces(self._own):
+            identities = _identities(store, self._of, ids)
+            digest += int(mixed_words(mixed_words(torch.zeros_like(ids), ids), identities).sum())
+            if not draws:
+                continue
             rows = self.rows[int(ids[0]) : int(ids[-1]) + 1]
             drawn = rows.cpu()  # `rows`, unless they are on a GPU
-            ops.draw_rows(drawn, _identities(store, self._of, ids), self._key, normal=self._normal, spread=self._spread)
+            ops.draw_rows(drawn, identities, self._key, normal=self._normal, spread=self._spread)
             rows.copy_(drawn)
+        return digest
 
     def _found(self, ids: Tensor) -> Tensor:
         found: Tensor = _LookUp.apply(self._anchor, self, ids)  # type: ignore[no-untyped-call]

@@ -68,13 +68,13 @@ def _mean_squares(gradient: Tensor) -> Tensor:
 def _rounded(row: Tensor, ids: Tensor, key: int) -> Tensor:
     """Return rows as bfloat16, each value rounded up or down at random: its low bits are the chance to go up."""
     columns = torch.arange(0, row.shape[1], 4, device=row.device)
-    words = _mixed(_mixed(torch.full_like(ids, as_int64(key)), ids).unsqueeze(1), columns)
+    words = mixed_words(mixed_words(torch.full_like(ids, as_int64(key)), ids).unsqueeze(1), columns)
     random = (words.unsqueeze(2) >> torch.arange(0, 64, 16, device=row.device)) & 0xFFFF
     bits = row.view(torch.int32) + random.flatten(1)[:, : row.shape[1]].int()
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
 
-def _mixed(state: Tensor, value: Tensor) -> Tensor:
+def mixed_words(state: Tensor, value: Tensor) -> Tensor:
     """Return `keys.mix` of 64-bit numbers in int64, whose products wrap around."""
     mixed = (state ^ value) + as_int64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

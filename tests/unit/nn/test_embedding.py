@@ -489,7 +489,7 @@ def test_fixed_rows_say_so() -> None:
 
 
 def test_a_state_that_is_none_is_one_error() -> None:
-    with pytest.raises(ConfigError, match="num_nodes was None, and is 403 here; make the Embedding as it was"):
+    with pytest.raises(ConfigError, match="num_nodes was None, and is 403 here; take the graph"):
         users().load_state_dict({})
     for steps in ("7", None, -1, 1.5):
         with pytest.raises(ConfigError, match=r"num_steps is .*; take another checkpoint"):

@@ -9,6 +9,7 @@ import torch
 from support.learned_workers import (
     a_gradient_that_is_not_finite,
     alone,
+    differing_paths,
     differing_settings,
     differs,
     few_gradients,
@@ -96,7 +97,7 @@ def test_any_number_of_ranks_learns_the_rows_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("worker", [few_gradients, differing_settings, a_gradient_that_is_not_finite])
+@pytest.mark.parametrize("worker", [few_gradients, differing_settings, differing_paths, a_gradient_that_is_not_finite])
 def test_ranks_take_few_gradients_and_the_same_settings(worker: Any) -> None:
     spawn(worker, 2, device="cpu", timeout=60)
 

@@ -11,8 +11,10 @@ import torch
 from support.graphs import in_parts
 from support.learned_workers import USERS, alone, differs, embedding_of, fitted, learner_of, restored_within, shop
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
-from hoploom import StoreError, from_pyg
+from hoploom import Store, StoreError, from_pyg, partition
+from hoploom import open as open_store
 from hoploom.errors import ConfigError, TrainError
 from hoploom.nn.embedding import Embedding
 from hoploom.ranks.spawn import spawn
@@ -135,19 +137,18 @@ def restore(folder: Path, **options: Any) -> Embedding:
 
 
 def fewer_users() -> Any:
-    from torch_geometric.data import HeteroData
-
     data = HeteroData()
     data["user"].num_nodes = 7
     data["user", "knows", "user"].edge_index = torch.tensor([[0], [1]])
     return from_pyg(data)
 
 
+WAY_OUT = "take the graph that it was saved with, or export() the rows there and give the file as warm_start"
 OTHERS: list[tuple[dict[str, Any], str]] = [
-    ({"dim": 16}, "dim was 8, and is 16 here"),
-    ({"optimizer": "adagrad"}, "optimizer was rowwise_adagrad, and is adagrad here"),
-    ({"dtype": "bfloat16"}, "dtype was float32, and is bfloat16 here"),
-    ({"store": fewer_users}, f"num_nodes was {USERS}, and is 7 here"),
+    ({"dim": 16}, "dim was 8, and is 16 here; make the Embedding as it was"),
+    ({"optimizer": "adagrad"}, "optimizer was rowwise_adagrad, and is adagrad here; make the Embedding as it was"),
+    ({"dtype": "bfloat16"}, "dtype was float32, and is bfloat16 here; make the Embedding as it was"),
+    ({"store": fewer_users}, f"num_nodes was {USERS}, and is 7 here; {WAY_OUT}"),
 ]
 
 
@@ -156,7 +157,56 @@ def test_a_checkpoint_of_other_rows_names_both(given: dict[str, Any], said: str,
     path, options = saved(tmp_path), {name: of() if name == "store" else of for name, of in given.items()}
     with pytest.raises(ConfigError) as raised:
         restore(tmp_path, **options)
-    assert str(raised.value) == f"{path} does not fit this run's rows of user: {said}; make the Embedding as it was"
+    assert str(raised.value) == f"{path} does not fit this run's rows of user: {said}"
+
+
+def with_ids(ids: Any) -> Store:
+    data = HeteroData()
+    data["user"].num_nodes = len(ids)
+    data["user"].original_id = torch.tensor(ids, dtype=torch.uint8 if isinstance(ids[0], list) else torch.int64)
+    data["user", "knows", "user"].edge_index = torch.tensor([[0], [1]])
+    return from_pyg(data)
+
+
+ORDERS: list[tuple[Any, Any]] = [
+    ([0, 1, 2], [0, 2, 1]),
+    ([5, 7, -3], [5, 7, 9]),
+    ([0, 1, 2], [2, 1, 0]),
+    ([[97, 0], [98, 98], [99, 0]], [[98, 98], [97, 0], [99, 0]]),
+]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", None])
+@pytest.mark.parametrize(("before", "now"), ORDERS, ids=str)
+def test_a_checkpoint_of_nodes_in_another_order_is_refused(
+    before: Any, now: Any, optimizer: Any, tmp_path: Path
+) -> None:
+    first = Embedding(with_ids(before), "user", dim=8, optimizer="sgd")
+    Checkpoint(tmp_path, alone()).save("last", learned_parts(first.store))
+    for ids in (before, [[*each, 0] for each in before] if isinstance(before[0], list) else before):
+        assert torch.equal(restore(tmp_path, store=with_ids(ids), optimizer=optimizer).rows, first.rows)
+    with pytest.raises(ConfigError) as raised:
+        restore(tmp_path, store=with_ids(now), optimizer=optimizer)
+    assert f"rows of user: its nodes are others, or in another order, as after partitioning; {WAY_OUT}" in str(
+        raised.value
+    )
+
+
+def test_rows_go_on_in_a_partitioned_graph_by_an_export(tmp_path: Path) -> None:
+    """Partitioning renumbers nodes: a checkpoint's rows would be those of other nodes."""
+    shop().save(tmp_path / "shop.store")
+    partition(tmp_path / "shop.store", tmp_path / "parts.store", 2)
+    parts = open_store(tmp_path / "parts.store")
+    originals = parts["user"].original_id[:].long()
+    assert not torch.equal(originals, torch.arange(USERS))
+    saved(tmp_path, seed=4)
+    with pytest.raises(ConfigError, match=r"in another order, as after partitioning; .* give the file as warm_start"):
+        restore(tmp_path, store=parts)
+    before = Embedding(shop(), "user", dim=8, seed=4)
+    before.export(tmp_path / "rows.parquet")
+    assert torch.equal(
+        Embedding(parts, "user", dim=8, warm_start=tmp_path / "rows.parquet").rows, before.rows[originals]
+    )
 
 
 @pytest.mark.parametrize("kind", ["rows", "state"])
