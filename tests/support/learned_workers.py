@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -52,10 +52,12 @@ def alone() -> Context:
     return Context(RankInfo(), torch.device("cpu"), "gloo", DEADLINE)
 
 
-def items(embedding: Embedding, context: Context, **options: Any) -> hoploom.NeighborLoader:
+def items(
+    embedding: Embedding, context: Context, fanouts: Sequence[int] = (4, 3), **options: Any
+) -> hoploom.NeighborLoader:
     """Return a loader of all items, whose steps have the same seeds for any number of ranks."""
     given = {"batch_size": SEEDS // context.world_size, "shuffle": True, "mode": "blocks", "num_workers": 1} | options
-    return hoploom.NeighborLoader(embedding.store, [4, 3], input_nodes="item", **given)
+    return hoploom.NeighborLoader(embedding.store, list(fanouts), input_nodes="item", **given)
 
 
 def trained(
@@ -188,13 +190,13 @@ def differs(left: Tensor, right: Tensor) -> float:
     return float((left.double() - right.double()).norm() / left.double().norm())
 
 
-def learner_of(context: Context, *, batch: int = SEEDS, **options: Any) -> Learner:
+def learner_of(context: Context, *, batch: int = SEEDS, fanouts: Sequence[int] = (4, 3), **options: Any) -> Learner:
     """A learner of the items' labels, whose users have learned rows."""
     embedding = Embedding(shop(), "user", context=context, **({"dim": 8, "lr": 0.1} | options))
     torch.manual_seed(1)
     model = context.wrap(GNN("rsage", embedding.store.schema, Shape(8, 2, 3), out_types=["item"]))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loader = items(embedding, context, batch_size=batch // context.world_size)
+    loader = items(embedding, context, fanouts, batch_size=batch // context.world_size)
     return Learner(model, optimizer, NodeClassification(3), loader)
 
 

@@ -1,12 +1,13 @@
 """Learned rows wherever the graph is, and in every way to train: as they are now, in batches that are as ever."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.batch_servers import without_graph
-from support.learned_workers import SEEDS, USERS, alone, embedding_of, learner_of, shop
+from support.learned_workers import SEEDS, USERS, alone, differs, embedding_of, learner_of, shop
 from support.shards import spread
 from torch import Tensor
 from torch_geometric.data import Data
@@ -80,9 +81,9 @@ def trained_here(*, drawn: bool = True) -> tuple[Tensor, int]:
     return learned.rows, steps
 
 
-def fitted(batch: int = SEEDS, **training: Any) -> Any:
+def fitted(batch: int = SEEDS, fanouts: Sequence[int] = (4, 3), **training: Any) -> Any:
     torch.set_num_threads(1)
-    learner = learner_of(alone(), batch=batch, optimizer="sgd")
+    learner = learner_of(alone(), batch=batch, fanouts=fanouts, optimizer="sgd")
     fit(learner, Training(**({"epochs": 1, "progress": False} | training)), alone())
     return learner
 
@@ -93,20 +94,26 @@ def moved(learner: Any) -> Tensor:
 
 @pytest.mark.usefixtures("one_thread")
 def test_accumulated_batches_make_one_step_of_rows() -> None:
-    """Gradients are those of the rows at the first batch. 250 items in steps of 60 are three steps of two batches."""
+    """Gradients are those of the rows at the first batch. 250 items in steps of 60 are three steps of two batches.
+
+    Two halves of a batch make its step: with all neighbours, and by SGD, which is linear in the gradient.
+    """
     learner = fitted(accumulate=2)
     assert embedding_of(learner).num_steps == learner.progress.steps == 3
-    whole, halves = fitted(max_steps=1), fitted(batch=SEEDS // 2, accumulate=2, max_steps=1)
-    before = moved(whole)  # SGD is linear in the gradient; other neighbours are drawn for half a batch
-    assert 0.5 < float(moved(halves).norm() / before.norm()) < 2
+    every: dict[str, Any] = {"fanouts": [-1, -1], "max_steps": 1}
+    whole, halves = fitted(**every), fitted(batch=SEEDS // 2, accumulate=2, **every)
+    assert differs(moved(whole), moved(halves)) < 1e-5
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_clipping_is_of_the_models_weights() -> None:
     """A step with a tiny norm leaves the weights, and moves the rows as ever."""
-    free, clipped = fitted(max_steps=1), fitted(max_steps=1, clip_norm=1e-12)
+    before, free, clipped = learner_of(alone()), fitted(max_steps=1), fitted(max_steps=1, clip_norm=1e-12)
     assert torch.equal(moved(free), moved(clipped))
     assert float(moved(free).abs().max()) > 0
+    for first, weight, small in zip(*(each.model.parameters() for each in (before, free, clipped)), strict=True):
+        assert not torch.equal(weight, first)
+        assert torch.allclose(small, first, atol=1e-5)
 
 
 @pytest.mark.usefixtures("one_thread")
