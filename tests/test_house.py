@@ -33,16 +33,16 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 782,
     "config": 812,
-    "ops": 4164,
+    "ops": 4165,
     "store": 4212,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
-    "nn": 3290,
+    "nn": 3297,
     "serve": 4263,
-    "train": 5147,
+    "train": 5184,
     "gpu": 2610,
-    "inference": 1282,
+    "inference": 1296,
     "ranking": 1015,
     "ingest": 6518,
     "partition": 1456,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1760,
 }
-BUDGET, MOST_FILES = 48_734, 230
+BUDGET, MOST_FILES = 48_793, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -111,9 +111,7 @@ class Embedding:
         count, ranks = self._of.num_nodes, self._context
         hosts = gather_json(ranks, ranks.rank_info.host)  # by rank
         held = {r: self.range_of(r, len(hosts)) for r, host in enumerate(hosts) if host == hosts[ranks.rank]}
-        row_bytes = self.dim * DTYPES[dtype].itemsize
-        state_at = -(-row_bytes // 4) * 4  # a row and its state are one record: both are on one page of a disk
-        record_bytes = state_at + 4 * self.rule.state_width(self.dim)
+        row_bytes, state_at, record_bytes = record_layout(self.dim, dtype, self.rule)
         num_bytes = sum(map(len, held.values())) * record_bytes
         for name, path, kind in (("folder", folder, "folder"), ("warm_start", warm_start, "file")):
             if not isinstance(path, str | Path | None) or path == "":
@@ -409,6 +407,13 @@ class _LookUp(torch.autograd.Function):
         rows = gradient.detach().reshape(-1, ctx.embedding.dim).to(ctx.ids.device, torch.float32).contiguous()
         ctx.embedding._keep(ctx.number, ctx.ids, rows)
         return None, None, None
+
+
+def record_layout(dim: int, dtype: RowDtype, rule: RowRule) -> tuple[int, int, int]:
+    """Return the bytes of a row, where its state begins, and the bytes of both, which are on one page of a disk."""
+    row_bytes = dim * DTYPES[dtype].itemsize
+    state_at = -(-row_bytes // 4) * 4
+    return row_bytes, state_at, state_at + 4 * rule.state_width(dim)
 
 
 def _described(store: Store, name: str | None) -> NodeType:

@@ -155,6 +155,29 @@ def test_widths_and_their_optimizer_are_keys(here: Path, capsys: Captured) -> No
     assert (trained.rule.name, trained.lr) == ("lazy_adam", 0.02)
 
 
+PLACES: list[tuple[str, list[str]]] = [
+    ("{user = 8}", []),
+    ("{user = 128}", ["user"]),
+    ("{user = 40, item = 40}", ["item"]),  # 66 kB, and 41 kB more
+]
+
+
+@pytest.mark.parametrize(("widths", "on_disk"), PLACES, ids=[widths for widths, _ in PLACES])
+def test_only_rows_that_exceed_the_memory_are_in_the_scratch_folder(
+    here: Path, widths: str, on_disk: list[str]
+) -> None:
+    keys = [f"model.learned={widths}", "memory='70KB'", f"scratch={here}"]
+    with init(device="cpu") as context:
+        setup = complete_setup(
+            parse_run_file(RUN, keys, folder=here),
+            hoploom.open(here / "shop.store", memory="70KB", scratch=here),
+            context,
+            trains=True,
+        )
+    files = {learned.node_type: learned._file for learned in setup.store.learned if isinstance(learned, Embedding)}
+    assert [name for name, file in files.items() if file >= 0] == on_disk
+
+
 WRONG = [
     (["model.learned={usr = 5}"], r"model.learned.*names 'usr', no node type; there are \['user', 'item'\]"),
     (["model.learned={user = 0}"], r"model.learned.*0"),

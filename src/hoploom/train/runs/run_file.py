@@ -355,7 +355,11 @@ class RunFile:
         None, "memory per process for the graph; the rest is read from disk", rules.SIZE, only=WITH_STORE, example="6GB"
     )
     scratch: Path | None = key(
-        None, "with memory: a folder for the rows of the next batches", rules.PATH, only=WITH_STORE, example="/mnt/nvme"
+        None,
+        "with memory: a folder for the rows of the next batches, and for learned rows that exceed memory",
+        rules.PATH,
+        only=WITH_STORE,
+        example="/mnt/nvme",
     )
     seed: int = key(0, "all random numbers derive from it; another seed gives another run", rules.whole(0, MOST_SEED))
     task: TaskSection = field(default_factory=TaskSection)

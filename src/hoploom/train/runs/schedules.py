@@ -4,17 +4,21 @@ Schedules are functions of the step number, so that a resumed run follows the sa
 """
 
 import math
+import sys
 from collections.abc import Collection
+from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hoploom.errors import ConfigError
-from hoploom.nn.embedding import Embedding
+from hoploom.nn.embedding import Embedding, record_layout
+from hoploom.ops import RowRule
 from hoploom.ranks.context import Context
 from hoploom.schema import FEATURES
 from hoploom.store import Store
+from hoploom.system import available_memory
 from hoploom.train.runs.run_file import RunFile
 from hoploom.train.tasks import Mode
 
@@ -35,24 +39,31 @@ def learn_rows(
     """Return the store with learned rows: of the types in model.learned, and of `input_types` without features.
 
     Also return notes to print. All ranks call. Unless the run `trains`, rows are zeros, to be read from a checkpoint.
+    Rows that would exceed the memory of a rank, with those of the types before, are in the scratch folder.
     """
+    left = min(available_memory(), sys.maxsize if store.budget is None else store.budget.num_bytes)
     section, notes = run_file.model, list[str]()
     bare = [name for name in input_types if FEATURES not in store.schema.node_type(name).fields]
     for name, dim in (dict.fromkeys(bare, section.hidden) | section.learned).items():
         if name not in store.schema.type_index:
             message = f"model.learned names {name!r}, no node type; there are {list(store.schema.type_index)}"
             raise run_file.problem("model.learned", message)
+        optimizer: Any = run_file.optimizer.learned if trains else None
+        *_, record_bytes = record_layout(dim, "float32", RowRule[optimizer or "sgd"])
+        num_bytes = store.schema.node_type(name).num_nodes * record_bytes
+        exceeds = run_file.scratch is not None and context.max(int(num_bytes > left)) > 0
+        left -= 0 if exceeds else num_bytes
         try:
             embedding = Embedding(
                 store,
                 name,
                 dim=dim,
-                optimizer=run_file.optimizer.learned if trains else None,  # type: ignore[arg-type]
+                optimizer=optimizer,
                 lr=run_file.optimizer.learned_lr,
                 seed=run_file.seed,
                 join="cat" if FEATURES in store.schema.node_type(name).fields else None,
                 context=context,
-                folder=run_file.scratch,
+                folder=run_file.scratch if exceeds else None,
             )
         except ConfigError as error:
             raise run_file.problem("model.learned", f"learned rows of {name!r}: {error}") from error
