@@ -1,4 +1,4 @@
-"""Learned rows as the features of a node type, for whoever reads a store's features."""
+"""Learned rows as the features of a node type: loaders and `store[name].x` read them as any other field."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

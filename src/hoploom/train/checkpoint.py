@@ -1,7 +1,7 @@
 """Checkpoints: the state of a run's parts as one safetensors file, written by rank 0 and read whole by every rank.
 
 Learned rows and their optimizer's state are in files beside it, one of each kind for each rank. Their names contain a
-word that the checkpoint holds.
+random tag, which the checkpoint holds, too.
 
 Any safetensors reader sees the tensors. The structure around them is JSON in the file's metadata, which keeps keys of
 any scalar type, tuples, NaN and infinity. Tensors that share memory are written twice. A checksum covers the whole
@@ -94,7 +94,7 @@ class Checkpoint:
         if self._context.device.type == "cuda":
             random["cuda"] = self._context.gather(torch.cuda.get_rng_state(self._context.device))
         try:
-            word = self._save_rows(parts, [*second, path])
+            tag = self._save_rows(parts, [*second, path])
             with all_or_none(self._context, f"writing {path}"):
                 for owner in parts.values():
                     if isinstance(owner, nn.Module):
@@ -103,24 +103,24 @@ class Checkpoint:
                     states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
                     kinds = {part: _kind(owner) for part, owner in parts.items()}
                     state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
-                    write_state(path, state | {"rows": word}, first=second[0] if second else None)
+                    write_state(path, state | {"rows": tag}, first=second[0] if second else None)
         finally:
             if self._context.is_main:
                 for each in (*second, path):
                     self._remove_rows(each)
 
     def _save_rows(self, parts: Mapping[str, Stateful], paths: Sequence[Path]) -> str:
-        """Write this rank's learned rows beside each of `paths`; return the word in the names of the new files."""
+        """Write this rank's learned rows beside each of `paths`; return the tag in the names of the new files."""
         divided = {part: owner for part, owner in parts.items() if isinstance(owner, DividedRows)}
         if not divided:
             return ""
-        word = bytes(self._context.broadcast(torch.tensor([*os.urandom(4)], dtype=torch.uint8)).tolist()).hex()
+        tag = bytes(self._context.broadcast(torch.tensor([*os.urandom(4)], dtype=torch.uint8)).tolist()).hex()
         with all_or_none(self._context, f"writing learned rows beside {paths[0]}"):
             for part, owner in divided.items():
                 for kind, rows in owner.own_rows().items():
-                    *first, last = (_rows_file(path, word, part, self._context.rank, kind) for path in paths)
+                    *first, last = (_rows_file(path, tag, part, self._context.rank, kind) for path in paths)
                     write_state(last, {kind: rows}, first=first[0] if first else None)
-        return word
+        return tag
 
     def _remove_rows(self, path: Path) -> None:
         """Remove row files that the checkpoint at `path` does not name.
@@ -128,21 +128,21 @@ class Checkpoint:
         They are left by the save before, a failed save, or a killed process.
         """
         with suppress(OSError, HoploomError, SafetensorError, *MALFORMED):  # then the next save removes them
-            word = _structure(path).get("rows") if path.exists() else None
-            names = rf"\.?{re.escape(path.stem)}\.(?!{word or 'no'}-)[0-9a-f]{{8}}-[0-9a-f]{{8}}-\d+\.(rows|state)"
+            tag = _structure(path).get("rows") if path.exists() else None
+            names = rf"\.?{re.escape(path.stem)}\.(?!{tag or 'no'}-)[0-9a-f]{{8}}-[0-9a-f]{{8}}-\d+\.(rows|state)"
             old = re.compile(rf"{names}(\.partial)?")
             for file in self.folder.iterdir():
                 if old.fullmatch(file.name):
                     file.unlink(missing_ok=True)
 
-    def _restore_rows(self, path: Path, word: str, num_ranks: int, part: str, owner: DividedRows) -> None:
+    def _restore_rows(self, path: Path, tag: str, num_ranks: int, part: str, owner: DividedRows) -> None:
         """Read this rank's learned rows from the files of the ranks that saved them."""
         own = owner.range_of(self._context.rank, self._context.world_size)
         for rank in range(num_ranks):
             saved = owner.range_of(rank, num_ranks)
             begin, end = max(own.start, saved.start), min(own.stop, saved.stop)
             for kind, rows in owner.own_rows().items() if begin < end else ():
-                file, out = _rows_file(path, word, part, rank, kind), rows[begin - own.start : end - own.start]
+                file, out = _rows_file(path, tag, part, rank, kind), rows[begin - own.start : end - own.start]
                 _read_rows(file, kind, out, begin - saved.start)
 
     def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
@@ -198,9 +198,9 @@ class Checkpoint:
         return extra
 
 
-def _rows_file(path: Path, word: str, part: str, rank: int, kind: str) -> Path:
+def _rows_file(path: Path, tag: str, part: str, rank: int, kind: str) -> Path:
     """Return the path of one rank's learned rows of a checkpoint, or of their state."""
-    return path.with_name(f"{path.stem}.{word}-{zlib.crc32(part.encode()):08x}-{rank}.{kind}")
+    return path.with_name(f"{path.stem}.{tag}-{zlib.crc32(part.encode()):08x}-{rank}.{kind}")
 
 
 def _structure(path: Path) -> Any:

@@ -277,7 +277,7 @@ class Stepper:
         self._learned: Sequence[Embedding] = learner.loader.store.learned  # type: ignore[assignment]
         if self._learned and self._scaler is not None:
             raise ConfigError(
-                'precision is "fp16", which scales gradients, and learned rows do not know how; take "bf16"'
+                'precision is "fp16", which scales gradients, and those of learned rows cannot be unscaled; take "bf16"'
             )
         for name, value in (each for module in learner.model.modules() for each in vars(module).items()):
             if isinstance(value, Embedding) and not value.is_fixed and all(value is not of for of in self._learned):

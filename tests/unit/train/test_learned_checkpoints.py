@@ -37,7 +37,7 @@ def assert_same(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
 
 
 def rows_files(folder: Path) -> list[str]:
-    """The files of learned rows and their state, without the words in their names; complete or not."""
+    """The files of learned rows and their state, without the tags in their names; complete or not."""
     found = [path.name for kind in ("rows", "state") for path in folder.glob(f"*.{kind}*")]
     return sorted(re.sub(r"\.[0-9a-f]{8}-[0-9a-f]{8}-", ".", name) for name in found)
 
