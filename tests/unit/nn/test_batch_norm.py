@@ -161,7 +161,8 @@ def test_another_norm_is_refused(norm: Any) -> None:
 
 def test_run_toml_takes_batch_and_refuses_it_for_whole_steps() -> None:
     assert parse_run_file(RUN).model.norm == "batch"
-    with pytest.raises(ConfigError, match=r'model.norm.* give true, false or "batch"'):
+    assert parse_run_file(RUN.replace('"batch"', '"layer"')).model.norm == "layer"
+    with pytest.raises(ConfigError, match=r'model.norm.* give true, false, "layer" or "batch"'):
         parse_run_file(RUN.replace('"batch"', '"layer_norm"'))
     placed = ['placement.topology="cuda"', 'placement.features="cuda"', "train.whole_steps=true"]
     run_file = parse_run_file(RUN, placed)

@@ -342,7 +342,15 @@ def test_a_run_learns_several_labels_of_its_nodes(tmp_path: Path) -> None:
     [
         ('more = { amount = "regression" }', "task.more"),
         ('more = { absent = "multi-label" }', "task.more is 'absent', no field of 'node'"),
-        ("weights = { amount = 0.5 }", "task.weights: weights has 'amount', and the tasks are"),
+        (
+            'more = { y = "node-regression" }',
+            "run.toml:3: task.more has 'y', which is task.label; set task.kind for it",
+        ),
+        ("weights = { y = 0.5 }", "run.toml:3: task.weights has no effect without task.more"),
+        (
+            'more = { labels = "multi-label" }\nweights = { amount = 0.5 }',
+            "run.toml:4: task.weights: weights has 'amount', and the tasks are",
+        ),
     ],
 )
 def test_further_labels_that_cannot_be_are_refused(task: str, words: str, tmp_path: Path) -> None:

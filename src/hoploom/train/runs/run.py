@@ -308,7 +308,7 @@ def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     section, splits = run_file.task, list(nodes.values())
     found = {label: _node_task(run_file, store, node_type, splits, label) for label in (section.label, *section.more)}
     task: tasks.LabelTask | tasks.SeveralTasks = found[section.label]
-    if section.more or section.weights:
+    if section.more:
         best = f"{section.label}_{task.monitor[0]}"
         try:
             task = tasks.SeveralTasks(found, section.weights, best, node_type=node_type.name)

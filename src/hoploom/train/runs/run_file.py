@@ -155,7 +155,10 @@ class ModelSection:
     dropout: float = key(0.0, "share of the hidden values that are dropped in training", rules.SHARE, only=BUILT_IN)
     heads: int = key(4, "number of attention heads", rules.whole(1), only=ATTENTION)
     norm: Norm = key(
-        False, 'layer norm before every layer; "batch": batch norm over all processes', rules.NORM, only=BUILT_IN
+        False,
+        'true or "layer": layer norm before every layer; "batch": batch norm over all processes',
+        rules.NORM,
+        only=BUILT_IN,
     )
     residual: bool = key(
         False, "residual connections, between a linear first and last layer", rules.FLAG, only=BUILT_IN
@@ -488,6 +491,11 @@ def _problems(values: Values, where: Mapping[str, str]) -> Problems:
             yield name, f"{name} cannot be combined with loader.labor; drop one"
     if values["loader.weighted"] and values["loader.temporal"] == "last":
         yield "loader.temporal", 'loader.temporal = "last" draws nothing, so loader.weighted has no effect; drop one'
+    label, more = values["task.label"], values["task.more"]
+    if label in more:
+        yield "task.more", f"task.more has {label!r}, which is task.label; set task.kind for it, and leave it out here"
+    if values["task.weights"] and not more:
+        yield "task.weights", "task.weights has no effect without task.more; name further labels there, or drop it"
     losses = LOSSES if values["task.kind"] == LINKS else ERRORS
     if values["task.loss"] not in (None, *losses):
         yield "task.loss", f"task.loss is {values['task.loss']!r}; for this task, choose one of {list(losses)}"
