@@ -32,7 +32,8 @@ PHYSICS = Shape(hidden=64, num_layers=2, out=5, dropout=0.5, residual=True)
 CASES = {
     "tolokers-sage": Case("sage", TOLOKERS, (15, 10), 1024, 40, 0.015, "auroc", 0.8243),
     "tolokers-gat": Case("gat", ATTENTION, (15, 10), 1024, 60, 0.015, "auroc", 0.8370),
-    "tolokers-gatv2": Case("gatv2", ATTENTION, (15, 10), 1024, 60, 0.015, "auroc", 0.8370),  # of GAT: GATv2 has none
+    # published for GAT; there is no published figure for GATv2
+    "tolokers-gatv2": Case("gatv2", ATTENTION, (15, 10), 1024, 60, 0.015, "auroc", 0.8370),
     "physics-sage": Case("sage", PHYSICS, (10, 10), 512, 8, 0.005, "accuracy", 0.9719),
     "physics-gcn": Case("gcn", PHYSICS, (10, 10), 512, 8, 0.005, "accuracy", 0.9746),
 }
