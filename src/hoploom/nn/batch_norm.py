@@ -1,6 +1,7 @@
 """Batch norm over the nodes of a step: each node counts once, on however many ranks its row is computed.
 
 One process uses torch's kernels. Several ranks add up sums in float64, and send one message per layer and direction.
+Before the first layer of a step, they also send the ids of their nodes, from which each counts how many ranks have one.
 """
 
 from collections.abc import Mapping, Sequence
