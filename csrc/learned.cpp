@@ -189,8 +189,9 @@ template <typename T>
 HOPLOOM_INLINE void update_share(const Share<T>& share) {
   const LearnedRows<T>& rows = share.rows;
   const int64_t width = rows.width, state_width = share.state.width;
-  const bool is_in_memory = rows.file < 0;
-  const int64_t state_at = (reinterpret_cast<char*>(share.state.values) - reinterpret_cast<char*>(rows.values)) / 4;
+  const bool is_in_memory = rows.file < 0, has_state = state_width > 0;  // the address of none may be null
+  const int64_t state_at =
+      has_state ? (reinterpret_cast<char*>(share.state.values) - reinterpret_cast<char*>(rows.values)) / 4 : 0;
   std::vector<float> record(size_t(is_in_memory ? 0 : rows.record_bytes() / 4));
   auto* bytes = reinterpret_cast<uint8_t*>(record.data());
   std::vector<double> sums(static_cast<size_t>(width));
@@ -201,7 +202,7 @@ HOPLOOM_INLINE void update_share(const Share<T>& share) {
       const Entry& coming = entry[kAhead];
       if (is_in_memory) {
         request<1>(rows.row(int64_t(coming.row)), width * int64_t(sizeof(T)));
-        request<1>(share.state.row(int64_t(coming.row)), state_width * 4);
+        if (has_state) request<1>(share.state.row(int64_t(coming.row)), state_width * 4);
       }
       request(share.given.gradients + coming.place * share.given.stride, width * 4);
     }
@@ -211,7 +212,7 @@ HOPLOOM_INLINE void update_share(const Share<T>& share) {
     const int64_t id = int64_t(entry->row) + rows.first;
     if (!is_in_memory) transfer(pread, rows, id, bytes, rows.record_bytes());
     T* own = is_in_memory ? rows.row(int64_t(entry->row)) : reinterpret_cast<T*>(bytes);
-    float* own_state = is_in_memory ? share.state.row(int64_t(entry->row)) : record.data() + state_at;
+    float* own_state = is_in_memory && has_state ? share.state.row(int64_t(entry->row)) : record.data() + state_at;
     entry = next;
     for (int64_t c = 0; c < width; ++c) row[c] = widened(own[c]);
     std::copy_n(own_state, state_width, state);

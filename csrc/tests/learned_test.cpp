@@ -102,7 +102,8 @@ TEST(a_row_that_would_not_be_finite_stays) {
   step.rate = 1e10, tried.gradients[0] = huge;
   const LearnedRows<float> rows{tried.rows.data(), kRows, kWidth, kFirst};
   const RowGradients given{tried.ids.data(), tried.gradients.data(), 1, kWidth};
-  CHECK_EQUAL(update_rows(rows, {nullptr, kRows, 0, kFirst}, given, step, 1), tried.ids[0]);
+  const LearnedRows<float> no_state{nullptr, kRows, 0, kFirst, kWidth};  // as of records without one
+  CHECK_EQUAL(update_rows(rows, no_state, given, step, 1), tried.ids[0]);
   CHECK_EQUAL(tried.rows, before);
 }
 
