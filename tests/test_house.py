@@ -34,11 +34,11 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 782,
     "config": 812,
     "ops": 4165,
-    "store": 4212,
+    "store": 4214,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
-    "nn": 3297,
+    "nn": 3301,
     "serve": 4263,
     "train": 5184,
     "gpu": 2610,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1760,
 }
-BUDGET, MOST_FILES = 48_793, 230
+BUDGET, MOST_FILES = 48_799, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

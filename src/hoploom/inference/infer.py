@@ -158,7 +158,7 @@ def folder_for(store: Store, target: Path, scratch: Path | None, context: Contex
         stack.enter_context(little_idle(0 if store.budget is None else store.budget.window))
         folder = stack.enter_context(shared_folder(target, scratch, context))
         for number, learned in enumerate(store.learned):
-            stack.enter_context(learned.whole(partial(folder.rows_of_all, f"learned-{number}"), context.world_size))
+            stack.enter_context(learned.all_rows(partial(folder.rows_of_all, f"learned-{number}"), context.world_size))
         yield folder
 
 

@@ -5,6 +5,9 @@ these ranks, so a look-up is a copy. On several hosts, all ranks look rows up to
 other hosts. In `step`, each gradient goes to the rank that owns its row. This rank adds up all gradients of a row, in
 the order of ranks and look-ups, and changes the row once. If the graph's features are on a GPU, a single process keeps
 rows there, too.
+
+The servers that hold the graph's parts could own the rows, but then each look-up on the same host would be a request,
+and gradients, which the ranks compute, would go to another process in every step, also of one rank alone.
 """
 
 import hashlib
@@ -110,9 +113,9 @@ class Embedding:
         self._context = _own_context(context)
         count, ranks = self._of.num_nodes, self._context
         hosts = gather_json(ranks, ranks.rank_info.host)  # by rank
-        held = {r: self.range_of(r, len(hosts)) for r, host in enumerate(hosts) if host == hosts[ranks.rank]}
+        ranges = {r: self.range_of(r, len(hosts)) for r, host in enumerate(hosts) if host == hosts[ranks.rank]}
         row_bytes, state_at, record_bytes = record_layout(self.dim, dtype, self.rule)
-        num_bytes = sum(map(len, held.values())) * record_bytes
+        num_bytes = sum(map(len, ranges.values())) * record_bytes
         for name, path, kind in (("folder", folder, "folder"), ("warm_start", warm_start, "file")):
             if not isinstance(path, str | Path | None) or path == "":
                 raise ConfigError(f"{name} is {path!r:.80}; give the path of a {kind}, or leave it out")
@@ -134,12 +137,13 @@ class Embedding:
             raise ConfigError(f"this rank learns rows with {settings}, and another with {others[0]}; give all the same")
         self._is_on_device, self._file = device is not None, -1
         if device is None:
-            whole, self._file = shared_zeros((count, record_bytes), ranks, held, place)  # zeros for other hosts
-            self.rows, self.state = whole[:, :row_bytes].view(DTYPES[dtype]), whole[:, state_at:].view(torch.float32)
+            records, self._file = shared_zeros((count, record_bytes), ranks, ranges, place)  # zeros for other hosts
+            self.rows = records[:, :row_bytes].view(DTYPES[dtype])
+            self.state = records[:, state_at:].view(torch.float32)
         else:
             self.rows = torch.zeros(count, self.dim, dtype=DTYPES[dtype], device=device)
             self.state = torch.zeros(count, self.rule.state_width(self.dim), dtype=torch.float32, device=device)
-        self._far = sorted({*range(len(hosts))} - held.keys())  # ranks of other hosts
+        self._far = sorted({*range(len(hosts))} - ranges.keys())  # ranks of other hosts
         self._bounds = torch.tensor(
             [self.range_of(rank, ranks.world_size).start for rank in range(1, ranks.world_size)]
         )
@@ -199,24 +203,24 @@ class Embedding:
             what = f"ids of {self.node_type!r} are {ids!r:.80}"
             raise ConfigError(f"{what}; give a tensor or a list of integers") from error
         read_ids(f"ids of {self.node_type!r}", ids.reshape(-1).cpu(), self._of.num_nodes, ConfigError)
-        return self._found(ids)
+        return self._look_up(ids)
 
-    def read(self, ids: Tensor) -> Tensor:
+    def read_alone(self, ids: Tensor) -> Tensor:
         """Return the rows of the nodes `ids` ([n] int64) without gradients: [n, dim] float32."""
         if self._far:
             way_out = "call the Embedding itself on all ranks, under torch.no_grad(), or export the rows"
             raise ConfigError(f"learned rows of {self.node_type!r} are on several hosts; {way_out}")
-        return self._copy(ids)
+        return self._read_here(ids)
 
     def attach(self, batch: Any) -> None:
         """Set `x` of this type in a batch to the rows of its nodes, joined to the features that it has already."""
         storage = batch[self.node_type] if hasattr(batch, "node_types") else batch
-        rows = self._found(storage.n_id)  # which were checked when they were sampled
+        rows = self._look_up(storage.n_id)  # which were checked when they were sampled
         storage.x = rows if self.join is None else joined_rows(storage.x, rows, self.join)
 
     def attach_nothing(self) -> None:
         """Answer the look-ups of other ranks for one batch that this rank does not have."""
-        self._read(torch.empty(0, dtype=torch.int64))
+        self._read_together(torch.empty(0, dtype=torch.int64))
 
     def step(self, scale: float = 1.0) -> None:
         """Update all rows that got gradients since the last call. All ranks call this, also without gradients.
@@ -239,7 +243,7 @@ class Embedding:
             own, key = self._own, keys.mix(keys.mix(self._key, keys.ROUNDING), self.num_steps)
             options = RowStep(self.rule, self.lr, scale / self._context.world_size, self._eps, BETAS, key, self._file)
             update = update_device_rows if self._is_on_device else ops.update_rows
-            broken = update(self.rows[self._held], own.start, self.state[self._held], ids, gradients, options)
+            broken = update(self.rows[self._own_slice], own.start, self.state[self._own_slice], ids, gradients, options)
         self.num_steps += 1
         broken = self._context.max(broken)  # after this, no rank reads a row that another is updating
         if broken >= 0:
@@ -251,7 +255,7 @@ class Embedding:
     def export(self, path: str | Path) -> None:
         """Write all rows to a Parquet file, with your ids: `hoploom build` reads it as features. All ranks call."""
         wanted = slice(None) if self._context.is_main else slice(0)
-        pieces = ((ids, self._read(ids[wanted])) for ids in _pieces(range(self._of.num_nodes)))
+        pieces = ((ids, self._read_together(ids[wanted])) for ids in _pieces(range(self._of.num_nodes)))
         with all_or_none(self._context, f"writing {path}"):
             try:
                 if self._context.is_main:
@@ -260,8 +264,8 @@ class Embedding:
                 deque(pieces if self._far else (), maxlen=0)  # ranks of all hosts send rows
 
     @contextmanager
-    def whole(self, share: Callable[[int, Tensor, int], Tensor], world_size: int) -> Iterator[None]:
-        """A context manager in which `read` also has the rows of other hosts, from the tensor that `share` returns.
+    def all_rows(self, share: Callable[[int, Tensor, int], Tensor], world_size: int) -> Iterator[None]:
+        """A context manager in which `read_alone` also has rows of other hosts, from the tensor that `share` returns.
 
         `share(first, rows, count)` gets the id of this rank's first row, its rows, and the number of all rows. All
         ranks call; `world_size` is how many there are for the caller.
@@ -271,7 +275,7 @@ class Embedding:
             if world_size != self._context.world_size:
                 way_out = "call infer on all ranks, and write_best; or export the rows"
                 raise ConfigError(f"learned rows of {self.node_type!r} are on several hosts; {way_out}")
-            rows = share(self._own.start, self.rows[self._held], self._of.num_nodes)
+            rows = share(self._own.start, self.rows[self._own_slice], self._of.num_nodes)
             self.rows, self._file, self._far = rows, -1, []
         try:
             yield
@@ -301,7 +305,7 @@ class Embedding:
     def own_rows(self) -> dict[str, Tensor]:
         """Return views of this rank's rows and their optimizer state, for a checkpoint to read or write."""
         views = {"rows": self.rows, "state": self.state}
-        return {kind: of[self._held] for kind, of in views.items() if of.shape[1]}
+        return {kind: of[self._own_slice] for kind, of in views.items() if of.shape[1]}
 
     @property
     def _kind(self) -> dict[str, Any]:
@@ -313,7 +317,7 @@ class Embedding:
         return self.range_of(self._context.rank, self._context.world_size)
 
     @property
-    def _held(self) -> slice:
+    def _own_slice(self) -> slice:
         return slice(self._own.start, self._own.stop)
 
     @property
@@ -354,27 +358,27 @@ class Embedding:
             rows.copy_(drawn)
         return digest
 
-    def _found(self, ids: Tensor) -> Tensor:
+    def _look_up(self, ids: Tensor) -> Tensor:
         found: Tensor = _LookUp.apply(self._anchor, self, ids)  # type: ignore[no-untyped-call]
         return found
 
-    def _copy(self, ids: Tensor) -> Tensor:
+    def _read_here(self, ids: Tensor) -> Tensor:
         if self._is_on_device:
             return self.rows.index_select(0, ids.to(self.rows.device)).float().to(ids.device)
         return ops.look_up_rows(self.rows, ids.cpu(), self._file).to(ids.device)
 
-    def _read(self, ids: Tensor) -> Tensor:
+    def _read_together(self, ids: Tensor) -> Tensor:
         """Return the rows of the nodes `ids` ([n] int64): [n, dim] float32. Ranks of several hosts call together."""
         if not self._far:
-            return self._copy(ids)
+            return self._read_here(ids)
         routed = ops.route(ids, self._bounds)
         asked = ops.joined([routed[rank] for rank in self._far])
         here = ops.joined([places for rank, places in enumerate(routed) if rank not in self._far])
         counts = [places.numel() if rank in self._far else 0 for rank, places in enumerate(routed)]
         doing = f"looking up rows of {self.node_type!r}"
-        answers = self._context.exchange(ops.select(ids, asked), counts, doing, self._copy)
+        answers = self._context.exchange(ops.select(ids, asked), counts, doing, self._read_here)
         found = torch.empty(ids.numel(), self.dim, dtype=torch.float32)
-        found[here], found[asked] = self._copy(ops.select(ids, here)), answers
+        found[here], found[asked] = self._read_here(ops.select(ids, here)), answers
         return found
 
     def _of_own_rows(self, ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -398,7 +402,7 @@ class _LookUp(torch.autograd.Function):
         flat = own.contiguous()
         ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
         embedding._num_look_ups += 1
-        rows = embedding._read(flat).to(ids.device)
+        rows = embedding._read_together(flat).to(ids.device)
         return rows if ids.dim() == 1 else rows.view(*ids.shape, embedding.dim)
 
     @staticmethod

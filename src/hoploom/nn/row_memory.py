@@ -24,15 +24,15 @@ SHARED = Path("/dev/shm")
 
 
 def shared_zeros(
-    shape: tuple[int, int], context: Context, held: Mapping[int, range], folder: Path | None = None
+    shape: tuple[int, int], context: Context, ranges: Mapping[int, range], folder: Path | None = None
 ) -> tuple[Tensor, int]:
     """Return bytes that all ranks of this host share, zeros at first, and the file in `folder` that they are in.
 
-    The file is a descriptor that is closed with the tensor, and -1 if they are in memory, as without `folder`. `held`
+    The file is a descriptor that is closed with the tensor, and -1 if they are in memory, as without `folder`. `ranges`
     has the rows of each rank of this host. No memory is set aside for others, and no rank may touch them. All ranks
     call.
     """
-    size, owner, descriptor = shape[0] * shape[1], min(held), -1
+    size, owner, descriptor = shape[0] * shape[1], min(ranges), -1
     if size == 0:
         return torch.empty(shape, dtype=torch.uint8), descriptor
     if folder is None and context.world_size == 1:
@@ -42,7 +42,7 @@ def shared_zeros(
     try:
         with all_or_none(context, f"reserving {path}"):
             if context.rank == owner:
-                _reserve(path, size, held.values(), shape[1])
+                _reserve(path, size, ranges.values(), shape[1])
         with all_or_none(context, f"mapping {path}"):
             with path.open("r+b") as file:
                 mapped = mmap.mmap(file.fileno(), size)
@@ -57,13 +57,13 @@ def shared_zeros(
                 path.unlink()
 
 
-def _reserve(path: Path, size: int, held: Collection[range], row_bytes: int) -> None:
-    """Create a file of zeros; the file system sets the `held` rows aside: a full disk would be a bus error later."""
+def _reserve(path: Path, size: int, ranges: Collection[range], row_bytes: int) -> None:
+    """Create a file of zeros; the file system sets rows of `ranges` aside: a full disk would be a bus error later."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.truncate(descriptor, size)
-            for rows in filter(None, held):
+            for rows in filter(None, ranges):
                 os.posix_fallocate(descriptor, rows.start * row_bytes, len(rows) * row_bytes)
         finally:
             os.close(descriptor)
@@ -73,5 +73,5 @@ def _reserve(path: Path, size: int, held: Collection[range], row_bytes: int) -> 
         way_out = "give folder= on another disk"
         if path.parent == SHARED:
             way_out = f"enlarge it (docker run --shm-size=...), or {way_out}"
-        taken = f"learned rows take {as_bytes(sum(map(len, held)) * row_bytes)}"
+        taken = f"learned rows take {as_bytes(sum(map(len, ranges)) * row_bytes)}"
         raise ConfigError(f"{taken}, more than is free in {path.parent}; {way_out}") from error

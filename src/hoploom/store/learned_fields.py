@@ -24,10 +24,12 @@ class LearnedRows(Protocol):
     def rows(self) -> Tensor: ...  # of all nodes
     @property
     def join(self) -> Join | None: ...  # None: the type has no other features
-    def read(self, ids: Tensor) -> Tensor: ...
+    def read_alone(self, ids: Tensor) -> Tensor: ...
     def attach(self, batch: object) -> None: ...
     def attach_nothing(self) -> None: ...  # for the other ranks, if they attach rows to one more batch
-    def whole(self, share: Callable[[int, Tensor, int], Tensor], world_size: int) -> AbstractContextManager[None]: ...
+    def all_rows(
+        self, share: Callable[[int, Tensor, int], Tensor], world_size: int
+    ) -> AbstractContextManager[None]: ...
 
 
 def joined_rows(features: Tensor, rows: Tensor, join: Join) -> Tensor:
@@ -47,6 +49,6 @@ class LearnedFeatures:
         asked = [want for want, own in zip(wanted, are_learned, strict=True) if join is not None or not own]
         found, outs = iter(self._features.gather(asked, empty=empty) if asked else ()), []
         for want, own in zip(wanted, are_learned, strict=True):
-            rows = self._learned.read(want.ids) if own else next(found)
+            rows = self._learned.read_alone(want.ids) if own else next(found)
             outs.append(joined_rows(next(found).float(), rows, join) if own and join is not None else rows)
         return outs

@@ -467,8 +467,8 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(StoreError, match=r"cannot be written to .*rows.parquet: No space left on device; give"):
             learned.export(path)
         monkeypatch.setattr(embedding_module, "AT_ONCE", 10)
-        reads, read = list[int](), Embedding._read
-        patch.setattr(Embedding, "_read", lambda self, ids: reads.append(len(ids)) or read(self, ids))  # type: ignore
+        reads, read = list[int](), Embedding._read_together
+        patch.setattr(Embedding, "_read_together", lambda self, ids: reads.append(len(ids)) or read(self, ids))  # type: ignore
         with pytest.raises(StoreError, match="No space left on device"):
             learned.export(path)
         assert reads == [10]  # no other host waits for the rest
