@@ -4,7 +4,7 @@
     python -c "from torch_geometric.datasets import HeterophilousGraphDataset as H; H('data', 'Tolokers')"
     python examples/real_graphs.py data               # finds the files that PyG downloaded below this folder
 
-Published figures are means over splits. Physics has no split, so the script draws one, and keeps 512 of 8,415 columns.
+Published figures are means over splits (beside GATv2: GAT's). Physics has no split, so one is drawn; 512 columns stay.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from hoploom.nn import GNN, Shape
 from hoploom.train import Context, Learner, NodeClassification, Training, evaluate, fit
 
 FILES = {"tolokers": ("tolokers.npz",), "physics": ("ms_academic_phy.npz", "coauthor_physics.npz")}
-SPLITS = ("train", "val", "test")
 Case = namedtuple("Case", "kind shape fanouts batch_size epochs rate metric published")  # a batch: of all ranks
 TOLOKERS = Shape(hidden=64, num_layers=2, out=2, dropout=0.2, norm=True, residual=True)
 ATTENTION = Shape(hidden=64, num_layers=2, out=2, dropout=0.2, heads=8, norm=True, residual=True)
@@ -32,7 +31,6 @@ PHYSICS = Shape(hidden=64, num_layers=2, out=5, dropout=0.5, residual=True)
 CASES = {
     "tolokers-sage": Case("sage", TOLOKERS, (15, 10), 1024, 40, 0.015, "auroc", 0.8243),
     "tolokers-gat": Case("gat", ATTENTION, (15, 10), 1024, 60, 0.015, "auroc", 0.8370),
-    # published for GAT; there is no published figure for GATv2
     "tolokers-gatv2": Case("gatv2", ATTENTION, (15, 10), 1024, 60, 0.015, "auroc", 0.8370),
     "physics-sage": Case("sage", PHYSICS, (10, 10), 512, 8, 0.005, "accuracy", 0.9719),
     "physics-gcn": Case("gcn", PHYSICS, (10, 10), 512, 8, 0.005, "accuracy", 0.9746),
@@ -48,7 +46,7 @@ def read_tolokers(path: Path, split: int = 0) -> Data:
     """Features standardised, one of ten splits."""
     with np.load(path) as file:
         x, y, edges = (torch.from_numpy(file[name]) for name in ("node_features", "node_labels", "edges"))
-        masks = {f"{name}_mask": torch.from_numpy(file[f"{name}_masks"][split]) for name in SPLITS}
+        masks = {f"{name}_mask": torch.from_numpy(file[f"{name}_masks"][split]) for name in ("train", "val", "test")}
     return Data(x=(x - x.mean(0)) / x.std(0), edge_index=to_undirected(edges.long().t()), y=y.long(), **masks)
 
 
@@ -62,7 +60,7 @@ def read_physics(path: Path, num_columns: int = 512) -> Data:
         else:
             x, y = _sparse(file, "x", "values"), file["y"]
             edges = torch.from_numpy(np.stack([file["edge_src"], file["edge_dst"]]))
-            masks = {f"{name}_mask": torch.from_numpy(file[f"{name}_mask"]) for name in SPLITS}
+            masks = {f"{name}_mask": torch.from_numpy(file[f"{name}_mask"]) for name in ("train", "val", "test")}
     lengths = (x * x).sum(1).to_dense().sqrt().clamp(min=1e-12)
     scaled = x.values() / lengths[x.indices()[0]]
     unit = torch.sparse_coo_tensor(x.indices(), scaled, x.shape, check_invariants=True)
