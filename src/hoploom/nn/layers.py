@@ -214,7 +214,7 @@ class Conv(nn.Module):
     reduce: ops.Reduce | None = None  # of `propagate`; None if `propagate` cannot take aggregated rows
     needs_degrees = False  # uses the sources' in-degrees in the whole graph if they are given
     in_channels: int | None = None  # of sources, if known
-    edge_dim: int | None = None  # width of the edge features that it reads; None: it reads none
+    edge_dim: int | None = None  # width of the edge features that it reads; 0: that of x; None: it reads none
 
     def forward(
         self,
@@ -272,10 +272,11 @@ class Conv(nn.Module):
 
     def features_of(self, edges: InEdges, dtype: torch.dtype) -> Tensor:
         """Return the features of the edges in a dtype; raise ConfigError unless they are `edge_dim` wide."""
-        features, reads = edges.features, f"{type(self).__name__} reads edge features (edge_dim={self.edge_dim})"
+        features, width = edges.features, self.edge_dim or None
+        reads = f"{type(self).__name__} reads edge features (edge_dim={width})"
         if features is None:
             raise ConfigError(f"{reads}, but the edges have none; pass edge_attr=, or load batches with edge_attr")
-        if features.shape[1] != self.edge_dim:
+        if width not in (None, features.shape[1]):
             raise ConfigError(
                 f"{reads}, but those of the edges are {features.shape[1]} wide; make the layer with "
                 "edge_dim=edge_attr.shape[1]"
@@ -478,7 +479,8 @@ class GINConv(Conv):
 class GINEConv(GINConv):
     """Graph isomorphism with edge features: a network applied to (1 + eps) destination + sum of relu(source + feature).
 
-    `nn` begins with a linear layer. With `edge_dim`, a linear layer maps features to the width of x.
+    With `edge_dim`, a linear layer maps features to the width of x. `nn` must then begin with a linear layer, which
+    tells that width.
 
     >>> GINEConv(torch.nn.Linear(100, 256), edge_dim=4)(x, edge_index, edge_attr=edge_attr)
     """
@@ -489,10 +491,11 @@ class GINEConv(GINConv):
         super().__init__(nn, eps, train_eps)
         check_counts(edge_dim=edge_dim)
         first = nn[0] if isinstance(nn, torch.nn.Sequential) else nn
-        width = getattr(first, "in_features", getattr(first, "in_channels", None))
-        if not isinstance(width, int):
-            raise ConfigError(f"nn begins with {type(first).__name__}; GINEConv needs a linear layer there")
-        self.in_channels, self.edge_dim = width, edge_dim or width
+        width: Any = getattr(first, "in_features", getattr(first, "in_channels", None))
+        if edge_dim is not None and not isinstance(width, int):
+            way_out = "GINEConv needs a linear layer there, or no edge_dim"
+            raise ConfigError(f"nn begins with {type(first).__name__}; {way_out}")
+        self.in_channels, self.edge_dim = width, edge_dim or width or 0
         self.lin = None if edge_dim is None else torch.nn.Linear(edge_dim, width)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:

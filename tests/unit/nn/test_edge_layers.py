@@ -111,6 +111,14 @@ def test_a_layer_is_pygs_with_its_gradients(name: str, dtype: torch.dtype, toler
     assert_same(*found, tolerance)
 
 
+def test_gine_without_edge_dim_takes_any_network() -> None:
+    """Its features are as wide as x, so no width need be known."""
+    ours, theirs = both(lambda of: of.GINEConv(nn.Sequential(nn.ReLU(), nn.Linear(8, 5))))
+    x, edge_index = graph()
+    edge_attr = torch.randn(edge_index.shape[1], 8).double()
+    torch.testing.assert_close(ours(x, edge_index, edge_attr=edge_attr), theirs(x, edge_index, edge_attr))
+
+
 @pytest.mark.parametrize("name", ["gat", "gatv2", "gine"])
 def test_a_layer_between_two_types_is_pygs(name: str) -> None:
     make: Make = {
@@ -324,7 +332,14 @@ def edge_attr_of(width: int) -> dict[str, Tensor]:
                 partial(hnn.GINEConv, nn.Linear(8, 5)),
             )
         ),
-        (lambda: hnn.GINEConv(nn.ReLU()), {}, ConfigError, r"nn begins with ReLU; .*linear"),
+        (
+            lambda: hnn.GINEConv(nn.ReLU(), edge_dim=4),
+            {},
+            ConfigError,
+            r"nn begins with ReLU; .*linear.*or no edge_dim",
+        ),
+        (lambda: hnn.GINEConv(nn.ReLU()), edge_attr_of(4), ConfigError, r"give \[\d+, 8\], one per edge"),
+        (lambda: hnn.GINEConv(nn.ReLU()), {}, ConfigError, r"edge_dim=None.*none; pass edge_attr="),
         (lambda: hnn.GATConv(8, 5, edge_dim=3, fill_value="max"), {}, ConfigError, r"fill_value is 'max'; give"),
         (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.tensor([1, torch.nan])}, DataError, r"NaNs; replace"),
         (lambda: hnn.GCNConv(8, 5), {"edge_weight": torch.tensor([1, torch.nan])}, DataError, r"NaNs; replace"),
