@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from hoploom.nn import GNN, Shape
 from hoploom.nn.edge_fields import MOST_CATEGORIES, are_categories
 from hoploom.nn.models import KINDS
 from hoploom.ranks.context import Context, all_or_none
-from hoploom.schema import DTYPES, Relation
-from hoploom.store import Store
+from hoploom.schema import DTYPES, EDGE_ID, Relation
+from hoploom.store import Store, Wanted
 from hoploom.store.base import scan_rows
 from hoploom.train.runs.link_splits import unknown_name
 from hoploom.train.runs.run_file import RunFile
@@ -67,7 +68,8 @@ def read_edge_fields(run_file: RunFile, store: Store, context: Context, *, train
             if trains or (is_counted and name not in section.categories):
                 with all_or_none(context, f"reading {name!r} of {relation.key}"):
                     pieces, field = _share(store, context, relation, name, whole=is_counted), (relation, key, name)
-                    found = (_count_categories if is_counted else _check_numbers)(run_file, pieces, *field)
+                    read = _count_categories if is_counted else partial(_check_numbers, store)
+                    found = read(run_file, pieces, *field)
                 if is_counted and name not in section.categories:
                     counts[name] = max(counts.get(name, 0), context.max(found))
     return counts
@@ -99,7 +101,7 @@ def _count_categories(
 
 
 def _check_numbers(
-    run_file: RunFile, pieces: Iterator[tuple[int, Tensor]], relation: Relation, key: str, name: str
+    store: Store, run_file: RunFile, pieces: Iterator[tuple[int, Tensor]], relation: Relation, key: str, name: str
 ) -> int:
     is_weight = key == "model.weights" and run_file.model.name == "gcn"
     for first, rows in pieces:
@@ -107,9 +109,10 @@ def _check_numbers(
         if bool(wrong.any()):
             at = tuple(int(index) for index in torch.nonzero(wrong)[0])
             wanted = "a number of at least 0" if is_weight else "a finite number"
-            message = (
-                f"{name!r} of edge {first + at[0]} of {relation.key} is {float(rows[at])}; give every edge {wanted}"
-            )
+            edge = torch.tensor([first + at[0]])
+            if EDGE_ID in relation.fields:  # the edge's number in the user's order
+                (edge,) = store.features.gather([Wanted(relation.key, EDGE_ID, edge)])
+            message = f"{name!r} of edge {int(edge)} of {relation.key} is {float(rows[at])}; give every edge {wanted}"
             raise run_file.problem(key, message)
     return 0
 
