@@ -32,15 +32,15 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 782,
-    "config": 812,
+    "config": 813,
     "ops": 4165,
     "store": 4214,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
-    "nn": 3301,
+    "nn": 3305,
     "serve": 4263,
-    "train": 5184,
+    "train": 5195,
     "gpu": 2610,
     "inference": 1296,
     "ranking": 1015,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1760,
 }
-BUDGET, MOST_FILES = 48_799, 230
+BUDGET, MOST_FILES = 48_815, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
