@@ -38,7 +38,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
-    "nn": 3305,
+    "nn": 3309,
     "serve": 4263,
     "train": 5195,
     "gpu": 2610,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1760,
 }
-BUDGET, MOST_FILES = 48_815, 230
+BUDGET, MOST_FILES = 48_819, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.compiled import looped_like, operator, rows_like, scores_like
+from hoploom.nn.compiled import looped_like, occupied, operator, rows_like, scores_like
 from hoploom.nn.layers import Conv, Ends, aggregate, check_counts, ends_of, plus_bias, refuse_weights
 from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends as _add_ends
@@ -145,16 +145,20 @@ class GATConv(_Attention):
         return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
 
     def convolve(self, x: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        """Return the destinations' output rows; if they are few, sum up the sources' rows first, then project sums."""
-        if self.width * (edges.num_sources - edges.num_destinations) <= SUM_COST * edges.num_edges:
+        """Return the destinations' output rows; if few have edges, sum up the sources' rows, then project sums."""
+        reached = edges if self.add_self_loops else occupied(edges)[0]
+        if self.width * (edges.num_sources - reached.num_destinations) <= SUM_COST * edges.num_edges:
             return super().convolve(x, edges, x_dst, aggregated)
         edges, features = self._entered(edges, x.dtype)
+        lists, places = occupied(edges)
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
-        of_sources = F.linear(x, self._scorer(weight, self.att_src))
-        weights = self._weights(self._scores(of_sources, edges, features, x_dst), edges)
-        sums = sum_per_head(x, edges, weights).view(-1, self.heads, x.shape[1])
+        of_sources, are_all = F.linear(x, self._scorer(weight, self.att_src)), len(places) == len(x_dst)
+        scores = self._scores(of_sources, lists, features, x_dst if are_all else x_dst.index_select(0, places))
+        sums = sum_per_head(x, lists, self._weights(scores, lists)).view(-1, self.heads, x.shape[1])
         of_heads = weight.view(self.heads, self.width, -1)
         out = torch.cat([F.linear(*both) for both in zip(sums.unbind(1), of_heads, strict=True)], dim=1)
+        if not are_all:
+            out = out.new_zeros(len(x_dst), out.shape[1]).index_copy(0, places, out)
         return self._finished(out, x_dst)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:

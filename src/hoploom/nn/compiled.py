@@ -203,3 +203,10 @@ def group(edge_index: Tensor, num_sources: int, num_destinations: int) -> InEdge
     """Return the edges of edge_index [2, num_edges], grouped by destination."""
     of = _grouped if torch.compiler.is_compiling() else InEdges.of
     return of(edge_index, num_sources, num_destinations)
+
+
+def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
+    """Return the lists that have edges, and their destinations; all lists if torch.compile traces, without values."""
+    if torch.compiler.is_compiling():
+        return edges, torch.arange(edges.num_destinations, device=edges.indptr.device)
+    return edges.occupied

@@ -19,7 +19,7 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.nn.attention import GATConv
-from hoploom.nn.compiled import group, operator, rows_like, scores_like
+from hoploom.nn.compiled import group, occupied, operator, rows_like, scores_like
 from hoploom.nn.layers import (
     REDUCES,
     Conv,
@@ -247,13 +247,6 @@ def hgt_without_unused(
         if name not in layer.destinations or width != out_channels:
             del layer.skip[module_name(name)]
     return layer
-
-
-def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
-    """Return the lists that have edges, and their destinations; all lists if torch.compile traces, without values."""
-    if torch.compiler.is_compiling():
-        return edges, torch.arange(edges.num_destinations, device=edges.indptr.device)
-    return edges.occupied
 
 
 def _joined(each: Sequence[_Attended], query: Tensor) -> Tensor:

@@ -207,6 +207,23 @@ def sums_of_weights(data: Data) -> Tensor:
     return scatter(weights, data.edge_index[1], 0, data.num_nodes)
 
 
+@pytest.mark.parametrize("edge_dim", [None, 4])
+def test_gat_attends_only_where_there_are_edges(edge_dim: int | None) -> None:
+    """Four of 500 destinations have edges: the others' rows are the bias."""
+    ours, theirs = both(lambda of: of.GATConv((8, 8), 5, 2, add_self_loops=False, edge_dim=edge_dim), torch.float64)
+    sources, edge_index = torch.randn(400, 8).double(), torch.tensor([[7, 9, 9, 3, 0], [3, 3, 0, 499, 77]])
+    given = {} if edge_dim is None else {"edge_attr": torch.randn(5, 4).double()}
+    found = []
+    for conv in (ours, theirs):
+        x, x_dst = sources.clone().requires_grad_(), torch.linspace(-1, 1, 4000).double().view(500, 8).requires_grad_()
+        out = conv((x, x_dst), edge_index, **given)
+        out.square().sum().backward()
+        found.append([out, x.grad, x_dst.grad, *(one.grad for one in conv.parameters())])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+    assert torch.equal(found[0][0][1], ours.bias)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_gcn_without_self_loops_is_pygs_on_a_graph_that_has_none(weighted: bool) -> None:
     edge_index = torch.tensor([[0, 1, 2, 2, 3, 1], [1, 0, 0, 1, 2, 3]])  # of node 4, there are none
