@@ -31,10 +31,10 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 782,
+    "": 788,
     "config": 813,
     "ops": 4165,
-    "store": 4214,
+    "store": 4224,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
@@ -44,14 +44,14 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "gpu": 2610,
     "inference": 1296,
     "ranking": 1015,
-    "ingest": 6518,
+    "ingest": 6512,
     "partition": 1456,
     "scale": 964,
     "deploy": 2514,
     "report": 1147,
-    "cli": 1760,
+    "cli": 1771,
 }
-BUDGET, MOST_FILES = 48_819, 230
+BUDGET, MOST_FILES = 48_840, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

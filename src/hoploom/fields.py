@@ -18,10 +18,16 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Field:
-    """The dtype and row shape of a field, which has one row per node or edge."""
+    """The dtype and row shape of a field, which has one row per node or edge.
+
+    `mean` and `deviation` are what standardising took out of each value of a row, (value - mean) / deviation. They are
+    0 and 1 for values that were left as they are, and empty if all were.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
 
     @property
     def row_bytes(self) -> int:

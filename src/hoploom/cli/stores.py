@@ -115,8 +115,7 @@ def _build(arguments: Arguments) -> int:
     for note in report.notes:
         print(printable(note), file=for_people(arguments))
     dropped = {str(relation): count for relation, count in report.dropped.items()}
-    told = {"dropped": dropped, "unlabelled": report.unlabelled, "standardised": report.standardised}
-    return _show_store(arguments, sum(report.seconds.values()), **told)
+    return _show_store(arguments, sum(report.seconds.values()), dropped=dropped, unlabelled=report.unlabelled)
 
 
 def _conf(given: Sequence[str]) -> dict[str, str]:
@@ -375,6 +374,18 @@ def _description(path: Path, manifest: "Manifest") -> Iterator[str]:
     yield text_table(("node type", "nodes", "fields", "splits"), node_types)
     relations = [(" ".join(r.key), r.num_edges, _fields(r.fields.items())) for r in schema.relations]
     yield text_table(("relation", "edges", "fields"), relations)
+    of_types = [
+        *((t.name, t.fields) for t in schema.node_types),
+        *((" ".join(r.key), r.fields) for r in schema.relations),
+    ]
+    numbers = [
+        (owner, name, index, f"{mean:.6g}", f"{deviation:.6g}")
+        for owner, fields in of_types
+        for name, field in fields.items()
+        for index, (mean, deviation) in enumerate(zip(field.mean, field.deviation, strict=True))
+    ]
+    if numbers:
+        yield text_table(("standardised", "field", "index", "mean", "deviation"), numbers)
     parts = [
         (number, sum(part.num_nodes), sum(part.num_edges), _num_bytes(manifest, number))
         for number, part in enumerate(manifest.parts)

@@ -32,7 +32,7 @@ FORMAT, VERSION = "hoploom-store", 1
 ID_LIMIT = 2**31
 STORE_FILE = "store.json"
 MOST_BYTES = 256 << 20  # of store.json
-OPTIONAL_KEYS = ("reverse",)  # of store.json
+OPTIONAL_KEYS = ("reverse", "mean", "deviation")  # of store.json
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NPY_DTYPES = {"bfloat16": "<u2", "bool": "|b1", "uint8": "|u1", "int8": "|i1"}
 PARSING = threading.Lock()  # the parser of Python 3.11 counts its depth wrongly if threads parse at the same time
@@ -135,12 +135,16 @@ def manifest_to_json(manifest: Manifest) -> str:
         "homogeneous": schema.homogeneous,
         "weight": schema.weight,
         "time": schema.time,
-        "node_types": [asdict(t) for t in schema.node_types],
-        "relations": [asdict(r) for r in schema.relations],
+        "node_types": [asdict(t, dict_factory=_without_empty) for t in schema.node_types],
+        "relations": [asdict(r, dict_factory=_without_empty) for r in schema.relations],
         "parts": [asdict(part) for part in manifest.parts],
         "files": {name: asdict(entry) for name, entry in manifest.files.items()},
     }
     return json.dumps(contents, indent=1)
+
+
+def _without_empty(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value or key not in ("mean", "deviation")}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -197,6 +201,9 @@ def manifest_from_json(contents: Mapping[str, Any]) -> Manifest:
                 raise ValueError(f"dtype {field.dtype!r} is unknown")
             if len(field.shape) > 32 or math.prod(max(1, extent) for extent in field.shape) >= 2**40:
                 raise ValueError(f"shape {field.shape!r:.80} is too large for a row")
+            counts = {len(field.mean), len(field.deviation)}
+            if counts != {0} and counts != {math.prod(field.shape)}:
+                raise ValueError(f"mean and deviation have {sorted(counts)} numbers for rows of {field.shape!r:.80}")
     parts = _read(tuple[PartRange, ...], contents.get("parts"), "parts")
     return Manifest(schema, parts, _read(Mapping[str, FileEntry], contents.get("files"), "files"))
 
@@ -208,7 +215,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         missing = [key for key in hints if key not in value and key not in OPTIONAL_KEYS]
         if missing:
             raise ValueError(f"{missing[0]!r} is missing")
-        return kind(**{key: _read(hint, value.get(key), key) for key, hint in hints.items()})  # type: ignore[operator]
+        found = {key: _read(hint, value[key], key) for key, hint in hints.items() if key in value}
+        return kind(**found)  # type: ignore[operator]
     outer, inner = get_origin(kind), get_args(kind)
     if outer is tuple and isinstance(value, list):
         return tuple(_read(inner[0], entry, name) for entry in value)
@@ -216,6 +224,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return {key: _read(inner[1], entry, key) for key, entry in value.items()}
     if kind is int and type(value) is int and 0 <= value < 2**63:
         return value
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
     if kind in (str, bool, str | None) and isinstance(value, kind):
         return value
     raise ValueError(f"{name} is {value!r:.80}, not of type {getattr(kind, '__name__', kind)}")

@@ -1,6 +1,7 @@
 """Stores from tables hold what the tables say, whatever the ids; bad tables are refused with file, row and value."""
 
 import datetime
+import json
 import math
 import re
 from collections import Counter
@@ -29,12 +30,15 @@ from support.tables import (
     write_table,
 )
 
+import hoploom
+from hoploom.cli import main
 from hoploom.errors import DataError, HoploomError
 from hoploom.ingest.tables.build import BuildOptions, build
 from hoploom.ingest.tables.graph_file import parse_graph
 from hoploom.ingest.tables.ids import padded
 from hoploom.ingest.tables.transforms import UNIT, exact_sum
-from hoploom.schema import ORIGINAL_ID
+from hoploom.schema import ORIGINAL_ID, Field
+from hoploom.store.format import Manifest, manifest_from_json, manifest_to_json
 from hoploom.train.tasks import NodeClassification
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -442,7 +446,7 @@ def test_ids_with_a_zero_byte(tmp_path: Path) -> None:
 
 
 def test_columns_of_edges_are_standardised_over_all_rows(tmp_path: Path) -> None:
-    """The numbers are in the report, so that new edges can be treated alike. NaN stays, and does not count."""
+    """The numbers are in the schema, so that new edges can be treated alike. NaN stays, and does not count."""
     values = [1.0, 2.0, 3.0, float("nan"), 6.0, 1e12]
     write_table(tmp_path / "nodes.parquet", {"id": [0, 1]})
     given = {"src": [0, 1, 0, 1, 0, 1], "dst": [1, 0, 1, 0, 1, 0], "w": values, "raw": values, "same": [0.1] * 6}
@@ -451,16 +455,41 @@ def test_columns_of_edges_are_standardised_over_all_rows(tmp_path: Path) -> None
     columns = { w.standardise = true, same.standardise = true }
     """
     nodes = '[nodes.node]\nfiles = "nodes.parquet"\nid = "id"\n'
-    store, report = build_here(tmp_path, nodes + EDGES + more)
+    store, _ = build_here(tmp_path, nodes + EDGES + more)
     known = np.array([value for value in values if value == value])
     found = field(store, ("node", "to", "node"), "edge_attr").double().numpy()
     wanted = (np.array(values) - known.mean()) / known.std()
     np.testing.assert_allclose(np.sort(found[:, 0]), np.sort(wanted), rtol=1e-6)
     np.testing.assert_allclose(np.sort(found[:, 1]), np.sort(values), rtol=1e-6)
     assert found[:, 2].tolist() == [0.0] * 6
-    (numbers,) = report.standardised.values()
-    assert numbers["edge_attr"]["mean"] == [pytest.approx(known.mean()), 0.1]
-    assert numbers["edge_attr"]["deviation"] == [pytest.approx(known.std()), 1.0]
+    stored = store.schema.relations[0].fields["edge_attr"]
+    assert stored.mean == (pytest.approx(known.mean()), 0.0, 0.1)  # "raw" is as it was: less 0, over 1
+    assert stored.deviation == (pytest.approx(known.std()), 1.0, 1.0)
+    back = found * stored.deviation + stored.mean
+    np.testing.assert_allclose(np.sort(back[:, 0]), np.sort(values), rtol=1e-6, atol=known.std() * 1e-6)
+
+
+def test_every_copy_of_a_store_keeps_the_means_and_deviations(tmp_path: Path, capsys: Any) -> None:
+    write_table(tmp_path / "nodes.parquet", {"id": [0, 1, 2, 3], "year": [2000, 2010, 2000, 2010], "raw": [1.0] * 4})
+    write_table(tmp_path / "edges.parquet", {"src": [0, 1], "dst": [1, 0], "w": [2.0, 6.0]})
+    text = """[nodes.node]\nfiles = "nodes.parquet"\nid = "id"\nfeatures = ["raw", "year"]
+    columns = { year.standardise = true }
+    """
+    more = 'fields = { w = "w" }\ncolumns = { w.standardise = true }\n'
+    store, _ = build_here(tmp_path, text + EDGES + more)
+    hoploom.partition(store, tmp_path / "two", 2)
+    hoploom.open(tmp_path / "two").save(tmp_path / "saved")
+    sent = manifest_to_json(Manifest(store.schema, store.ranges, {}))
+    for schema in (hoploom.open(tmp_path / "saved").schema, manifest_from_json(json.loads(sent)).schema):
+        assert schema.node_types[0].fields["x"] == Field("float32", (2,), (0.0, 2005.0), (1.0, 5.0))
+        assert schema.relations[0].fields["w"] == Field("float32", (), (4.0,), (2.0,))
+    assert main(["info", str(tmp_path / "two")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["node", "x", "1", "2005", "5"] in lines
+    assert ["node", "to", "node", "w", "0", "4", "2"] in lines
+    assert main(["info", "--json", str(tmp_path / "two")]) == 0
+    (described,) = json.loads(capsys.readouterr().out)["node_types"]
+    assert described["fields"]["x"] == {"dtype": "float32", "shape": [2], "mean": [0, 2005], "deviation": [1, 5]}
 
 
 def test_sums_are_exact_in_any_order() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -289,6 +290,12 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "another count": (in_node_type(num_nodes=13), "12 nodes of node, not 13"),
     "huge shape": (in_field(shape=[2**40, 2**40]), "is too large for a row"),
     "huge shape of nothing": (in_field(shape=[0, 2**62]), "is too large for a row"),
+    "means of other rows": (
+        in_field(mean=[0.5] * 9, deviation=[1.0] * 9),
+        "mean and deviation have [9] numbers for rows",
+    ),
+    "a mean alone": (in_field(mean=[0.5, 1, 2]), "mean and deviation have"),
+    "an infinite mean": (in_field(mean=[math.inf], deviation=[1.0]), "mean is inf, not of type float"),
     "a shape of many extents": (in_field(shape=[1] * 70), "is too large for a row"),
     "name is a number": (in_node_type(name=5), "5"),
     "relation to an unknown type": (in_relation(destination="paper"), "paper"),

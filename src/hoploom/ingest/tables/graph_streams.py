@@ -70,15 +70,6 @@ class Report:
     unlabelled: dict[str, int] = field(default_factory=dict)  # nodes without a label by type, if there are some
     notes: list[str] = field(default_factory=list)  # what happens to nodes without a label
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    standardised: dict[str, dict[str, Any]] = field(default_factory=dict)  # by table and field: means and deviations
-
-    def measured(self, engine: Engine, planned: TableFields) -> TableFields:
-        """Return the fields with the means and deviations of the columns to standardise, and note these numbers."""
-        found = measured(engine, planned)
-        for name, (means, deviations) in found.shifts.items():
-            numbers = {"mean": means.tolist(), "deviation": deviations.tolist()}
-            self.standardised.setdefault(planned.source.table.owner, {})[name] = numbers
-        return found
 
 
 @dataclass(frozen=True)
@@ -152,8 +143,9 @@ class NodeRows:
             splits = self._drawn_splits(split, label if table.owner in report.unlabelled else None)
         fields = _original_ids(self.engine, self.numbering)
         if planned.fields:
-            stored = {field.name: field.field for field in planned.fields}
-            fields.append(NodeFields(stored, self._rows(report.measured(self.engine, planned))))
+            whole = measured(self.engine, planned)
+            stored = {field.name: field.field for field in whole.fields}
+            fields.append(NodeFields(stored, self._rows(whole)))
         timed = [one for one in planned.fields if one.name == "time"]
         times = self._rows(replace(planned, fields=timed)) if timed else None
         return NodeStream(table.name, self.numbering.bounds, fields, splits, times=times)
@@ -282,7 +274,7 @@ class _EdgeTables:
     nodes: tuple[Numbering, Numbering]
 
     def stream(self, report: Report, *, drop_dangling: bool) -> EdgeStream:
-        table, planned = self.source.table, Planner(self.engine, self.source).fields()
+        table, planned = self.source.table, measured(self.engine, Planner(self.engine, self.source).fields())
         assert isinstance(table, EdgeTable)
         rule = EdgeRule(
             reverse=table.reverse,
@@ -292,8 +284,7 @@ class _EdgeTables:
         )
         report.edges[table.owner] = report.dropped[table.owner] = 0
         joined = self._joined(planned.aliases).select(*ENDS, *planned.aliases.values())
-        decode = partial(_edge_rows, report.measured(self.engine, planned))
-        rows = EngineRows(self.engine, joined, decode, planned.row_bytes)
+        rows = EngineRows(self.engine, joined, partial(_edge_rows, planned), planned.row_bytes)
         known = KnownEdges(rows, self.source.num_rows, table.owner, report, drop_dangling, self._dangling)
         return EdgeStream(table.relation, {field.name: field.field for field in planned.fields}, known, rule)
 

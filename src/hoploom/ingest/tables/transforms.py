@@ -4,12 +4,12 @@ The order is fill, cast, then categories; a list becomes several numbers of a ro
 here, not in an engine, so that every engine gives the same bytes.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import chain
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -275,7 +275,16 @@ def measured(engine: Engine, planned: "TableFields") -> "TableFields":
     means = _mean(engine.fold(rows, partial(_sums, some, zeros, 1), some.row_bytes), zeros)
     squares = _mean(engine.fold(rows, partial(_sums, some, means, 2), some.row_bytes), zeros)
     deviations = {name: np.where(own == 0, 1.0, np.sqrt(own)) for name, own in squares.items()}
-    return replace(planned, shifts={name: (means[name], deviations[name]) for name in zeros})
+    fields = []
+    for field in planned.fields:
+        stored, width = field.field, prod(field.field.shape)
+        if field.standardised:
+            mean, deviation = np.zeros(width), np.ones(width)
+            mean[list(field.standardised)] = means[field.name]
+            deviation[list(field.standardised)] = deviations[field.name]
+            stored = replace(stored, mean=tuple(mean.tolist()), deviation=tuple(deviation.tolist()))
+        fields.append(replace(field, field=stored))
+    return replace(planned, fields=fields)
 
 
 def _sums(planned: "TableFields", centres: Mapping[str, Values], power: int, batches: Iterator[pa.RecordBatch]) -> Any:
@@ -455,9 +464,6 @@ class TableFields:
 
     source: TableSource
     fields: Sequence[FieldColumns]
-    shifts: Mapping[str, tuple[Values, Values]] = dataclasses.field(
-        default_factory=dict
-    )  # by field, means and deviations
 
     @property
     def label(self) -> "TableFields | None":
@@ -480,12 +486,9 @@ class TableFields:
         """Return the rows of every field; raise DataError that names the first row that cannot be used."""
         arrays = {name: batch.column(alias) for name, alias in self.aliases.items()}
         found = {field.name: self._rows(field, arrays, batch.num_rows) for field in self.fields}
-        for field in self.fields if self.shifts else ():
-            if field.name in self.shifts:
-                rows, (centre, deviation) = found[field.name].view(batch.num_rows, -1), self.shifts[field.name]
-                some = list(field.standardised)
-                rows[:, some] = torch.from_numpy((rows[:, some].numpy() - centre) / deviation)
-                found[field.name] = found[field.name].to(DTYPES[field.field.dtype])
+        for name, stored in ((field.name, field.field) for field in self.fields if field.field.mean):
+            mean, deviation = (np.array(numbers).reshape(stored.shape) for numbers in (stored.mean, stored.deviation))
+            found[name] = torch.from_numpy((found[name].numpy() - mean) / deviation).to(DTYPES[stored.dtype])
         return found
 
     def _rows(self, field: FieldColumns, arrays: Mapping[str, pa.Array], count: int) -> Tensor:
