@@ -235,8 +235,8 @@ def _read_variables(value: dict[str, Any]) -> dict[str, str] | None:
 
 
 FLAG = accepted("true or false", lambda value: True, kinds=bool)
-NORMS = True, False, "layer", "batch"
-NORM = accepted('true, false, "layer" or "batch"', lambda value: value in NORMS, kinds=bool | str)
+NORMS = True, False, "layer", "batch", "graph"
+NORM = accepted('true, false, "layer", "batch" or "graph"', lambda value: value in NORMS, kinds=bool | str)
 SHARE = KeyRule("a number from 0 to below 1", lambda value: None if value == 1 else number(0.0, 1.0).read(value))
 PORT = whole(1, 65535)
 FANOUTS = parsed(

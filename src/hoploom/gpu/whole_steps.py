@@ -224,7 +224,10 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
             f"are for one task on nodes, the task is {type(task).__name__}",
         ),
         (bool(getattr(model, "edge_fields", ())), "read no fields of edges; make the model without edges and weights"),
-        (isinstance(model, GNN) and model.shape.norm == "batch", "have no batch norm; make the model with norm=True"),
+        (
+            isinstance(model, GNN) and model.shape.norm in ("batch", "graph"),
+            "have no batch or graph norm; make the model with norm=True",
+        ),
         (training.precision == "fp16", 'are not for "fp16": it asks the host at every step; take "bf16" or "fp32"'),
         (bool(loader.store.learned), f"do not update learned rows, here of {loader.store.learned_types}; use features"),
         (training.accumulate > 1, f"do not go with accumulate={training.accumulate}; take a larger batch_size"),

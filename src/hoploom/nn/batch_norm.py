@@ -1,4 +1,4 @@
-"""Batch norm over the nodes of a step: each node counts once, on however many ranks its row is computed.
+"""Batch norm and graph norm over the nodes of a step: a node counts once, on however many ranks its row is computed.
 
 One process uses torch's kernels. Several ranks add up sums in float64, and send one message per layer and direction.
 Before the first layer of a step, they also send the ids of their nodes, from which each counts how many ranks have one.
@@ -18,20 +18,37 @@ from hoploom.ranks.differentiable import rows_of_all_ranks, sum_over_ranks
 Shares = Mapping[str, Tensor]  # by node type, for each node: 1 / the number of ranks that have it, [num_nodes] float64
 
 
+class GraphNorm(nn.BatchNorm1d):
+    """PyG's GraphNorm of one graph that is trained on in samples: means and variances are kept for inference."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.mean_scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the rows, normalised by the mean and variance that were kept."""
+        return _scaled(self, rows, self.running_mean, self.running_var)
+
+
+NORMS: Mapping[Any, type[nn.BatchNorm1d]] = {"batch": nn.BatchNorm1d, "graph": GraphNorm}
+
+
 class BatchNorms(OverRanks, nn.ModuleDict):
-    """A torch.nn.BatchNorm1d per node type. In training, means and variances are those of the nodes of all ranks.
+    """A batch norm or graph norm per node type. In training, statistics are those of the nodes of all ranks.
 
     All ranks call, also those that have no rows. If there are fewer than two nodes, their rows become the bias.
     """
 
-    def __init__(self, widths: Mapping[str, int]) -> None:
-        super().__init__({module_name(name): nn.BatchNorm1d(width) for name, width in widths.items()})
+    def __init__(self, widths: Mapping[str, int], norm: type[nn.BatchNorm1d] = nn.BatchNorm1d) -> None:
+        super().__init__({module_name(name): norm(width) for name, width in widths.items()})
+        self.by_torch = norm is nn.BatchNorm1d
         self.types = list(widths)
 
     @eager
     def normed(self, x: Mapping[str, Tensor], shares: Shares) -> dict[str, Tensor]:
         """Return the rows x, normalised, by node type. Each row counts as `shares` says, or once."""
-        if not self.training or (self.context is None and all(len(rows) > 1 for rows in x.values())):
+        is_local = self.context is None and self.by_torch and all(len(rows) > 1 for rows in x.values())
+        if not self.training or is_local:
             return {name: self[module_name(name)](rows) for name, rows in x.items()}
         sums = list[Tensor]()
         for name in self.types:
@@ -56,6 +73,14 @@ def _normed(norm: Any, rows: Tensor, total: Tensor) -> Tensor:
             norm.running_mean.lerp_(mean.to(norm.weight.dtype), norm.momentum)
             norm.running_var.lerp_((variance * count / (count - 1)).to(norm.weight.dtype), norm.momentum)
             norm.num_batches_tracked += 1
+    return _scaled(norm, rows, mean, variance)
+
+
+def _scaled(norm: Any, rows: Tensor, mean: Any, variance: Any) -> Tensor:
+    """Return the rows, less their mean or, in graph norm, the learned share of it, divided by the deviation of that."""
+    if isinstance(norm, GraphNorm):
+        left, mean = mean * (1 - norm.mean_scale), mean * norm.mean_scale
+        variance = variance + left.square()
     scale: Tensor = norm.weight * (variance + norm.eps).rsqrt()
     shift: Tensor = norm.bias - mean * scale
     return rows * scale.to(norm.weight.dtype) + shift.to(norm.weight.dtype)

@@ -18,7 +18,7 @@ from hoploom import ops
 from hoploom.config.values import as_int, as_number
 from hoploom.errors import ConfigError
 from hoploom.nn.attention import GATConv, GATv2Conv
-from hoploom.nn.batch_norm import BatchNorms, Shares, shares_of
+from hoploom.nn.batch_norm import NORMS, BatchNorms, Shares, shares_of
 from hoploom.nn.edge_fields import edge_fields
 from hoploom.nn.layers import (
     Aggr,
@@ -53,7 +53,7 @@ from hoploom.schema import (
 )
 
 Act = str | Callable[[Tensor], Tensor] | None  # an activation by name or as a function; None: no activation
-Norm = Literal["layer", "batch"] | bool | None
+Norm = Literal["layer", "batch", "graph"] | bool | None
 Jumping = Literal["last", "cat", "max"]  # how jumping knowledge joins the layers' rows
 OTHER_ACT = "name one of torch.nn's activations, or give a module or None"
 
@@ -67,7 +67,7 @@ class Shape:
     out: int
     dropout: float = 0.0
     heads: int = 1  # attention only
-    norm: Norm = False  # of each convolution's input: True or "layer" is a layer norm, "batch" a batch norm
+    norm: Norm = False  # of each convolution's input: True is a layer norm, as is "layer"
     residual: bool = False  # layers add to their input; a linear layer at both ends
     aggr: Aggr = "mean"  # of "sage", "rsage" and "rgcn"; "sum" for edge weights that sum to one
     act: Act = "relu"  # between layers, by PyG's names; residual models use GELU
@@ -94,9 +94,9 @@ class Shape:
             raise ConfigError(f"dropout is {self.dropout}; give a share from 0 to 1")
         if self.jk not in (None, *get_args(Jumping)):
             raise ConfigError(f"jk is {self.jk!r}; give 'last', 'cat' or 'max', or take PyG's model for another")
-        if not isinstance(self.norm, bool | None) and self.norm not in ("layer", "batch"):
+        if not isinstance(self.norm, bool | None) and self.norm not in ("layer", *NORMS):
             way_out = "before each convolution, or take PyG's model for another"
-            raise ConfigError(f"norm is {self.norm!r}; give 'layer' (or True) or 'batch', {way_out}")
+            raise ConfigError(f"norm is {self.norm!r}; give 'layer' (or True), 'batch' or 'graph', {way_out}")
         if self.residual and (self.jk is not None or self.act != "relu"):
             given = f"act={self.act!r}" if self.jk is None else f"jk={self.jk!r}"
             raise ConfigError(
@@ -266,7 +266,9 @@ class GNN(nn.Module):
         for depth in range(shape.num_layers):
             normed = channels if shape.norm else {}
             layer_norms = {module_name(name): nn.LayerNorm(count) for name, count in normed.items()}
-            self.norms.append(BatchNorms(normed) if shape.norm == "batch" else nn.ModuleDict(layer_norms))
+            self.norms.append(
+                BatchNorms(normed, NORMS[shape.norm]) if shape.norm in NORMS else nn.ModuleDict(layer_norms)
+            )
             channels = self._add_layer(KINDS[kind], channels, depth)
         self.act = activation(shape.act)
         check_activation(shape.act, self.act, shape.hidden)

@@ -1,4 +1,4 @@
-"""Batch norm of models: torch's in one process, and the same numbers on several ranks, which share nodes."""
+"""Batch and graph norm: as torch and PyG in one process, and the same numbers on several ranks that share nodes."""
 
 import copy
 import io
@@ -14,6 +14,7 @@ from support.graphs import random_graph
 from support.infer_workers import read
 from torch import nn
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GraphNorm
 
 import hoploom
 from hoploom import ConfigError
@@ -78,8 +79,9 @@ def labelled(graph: Any, storage: Any) -> Any:
         (one_type, "gcn", []),
         (one_type, "sage", ["loader.temporal=uniform"]),
         (many_types, "rsage", ["model.residual=true"]),
+        (many_types, "rsage", ["model.norm=graph"]),
     ],
-    ids=["one type", "trees", "many types"],
+    ids=["one type", "trees", "many types", "graph norm"],
 )
 def test_several_ranks_train_as_one_process_does(graph: Any, kind: str, others: list[str], tmp_path: Path) -> None:
     """The weights and the running statistics, after two epochs."""
@@ -108,6 +110,28 @@ def test_one_process_normalises_as_torch_does() -> None:
         entered = [norm.train(is_training) for norm in reference]
         hidden = first(entered[0](graph.x), graph.edge_index).relu()
         torch.testing.assert_close(model(graph), second(entered[1](hidden), graph.edge_index))
+
+
+def test_graph_norm_is_that_of_pyg_and_keeps_its_statistics() -> None:
+    """Outputs, gradients of rows and parameters; afterwards, rows alone have the output that they have in a batch."""
+    norms, reference = BatchNorms({"a": 4}, batch_norm.GraphNorm), GraphNorm(4)
+    with torch.no_grad():
+        for parameter, value in zip(
+            reference.parameters(), ([2.0, 1, 1, 1], [0.0, 3, 0, 0], [1, 1, 0.3, 0]), strict=True
+        ):
+            parameter.copy_(torch.tensor(value))
+    norms["a"].load_state_dict(reference.state_dict(), strict=False)
+    norms["a"].momentum = 1
+    rows = (torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) + 5).requires_grad_()
+    own, expected = norms.normed({"a": rows}, {})["a"], reference(rows)
+    torch.testing.assert_close(own, expected)
+    grads, wanted = (
+        torch.autograd.grad(out.square().sum(), [rows, *module.parameters()])
+        for out, module in ((own, norms["a"]), (expected, reference))
+    )
+    torch.testing.assert_close(grads, wanted, atol=1e-3, rtol=1e-4)
+    norms.eval()
+    torch.testing.assert_close(norms.normed({"a": rows[:3]}, {})["a"], expected[:3], atol=0.1, rtol=0.02)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -143,26 +167,29 @@ def test_a_copy_or_a_file_of_a_wrapped_model_has_no_context() -> None:
     assert model.norms[0].context is not None
 
 
-def test_inference_is_layer_by_layer_with_the_running_statistics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("norm", ["batch", "graph"])
+def test_inference_is_layer_by_layer_with_the_running_statistics(norm: Any, tmp_path: Path) -> None:
     graph = many_types()
     store = hoploom.from_pyg(graph)
-    model = GNN("rsage", store.schema, Shape(8, 2, 3, norm="batch", residual=True))
+    model = GNN("rsage", store.schema, Shape(8, 2, 3, norm=norm, residual=True))
     model(graph)  # moves the running statistics
     infer(model, store, tmp_path / "out", inference=Inference(columns=["output"], memory=2048))
     expected = model.eval()(graph)["paper"].detach()
     torch.testing.assert_close(read(tmp_path / "out" / "paper", "output"), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["batch_norm", "graph", 1])
+@pytest.mark.parametrize("norm", ["batch_norm", "graphs", 1])
 def test_another_norm_is_refused(norm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"give 'layer' \(or True\) or 'batch', before each convolution, or take PyG"):
+    with pytest.raises(
+        ConfigError, match=r"give 'layer' \(or True\), 'batch' or 'graph', before each convolution, or take PyG"
+    ):
         GraphSAGE(5, 8, 2, 3, norm=norm)
 
 
 def test_run_toml_takes_batch_and_refuses_it_for_whole_steps() -> None:
     assert parse_run_file(RUN).model.norm == "batch"
     assert parse_run_file(RUN.replace('"batch"', '"layer"')).model.norm == "layer"
-    with pytest.raises(ConfigError, match=r'model.norm.* give true, false, "layer" or "batch"'):
+    with pytest.raises(ConfigError, match=r'model.norm.* give true, false, "layer", "batch" or "graph"'):
         parse_run_file(RUN.replace('"batch"', '"layer_norm"'))
     placed = ['placement.topology="cuda"', 'placement.features="cuda"', "train.whole_steps=true"]
     run_file = parse_run_file(RUN, placed)

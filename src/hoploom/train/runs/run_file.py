@@ -156,7 +156,7 @@ class ModelSection:
     heads: int = key(4, "number of attention heads", rules.whole(1), only=ATTENTION)
     norm: Norm = key(
         False,
-        'true or "layer": layer norm before every layer; "batch": batch norm over all processes',
+        'true or "layer": layer norm before every layer; "batch", "graph": batch or graph norm over all processes',
         rules.NORM,
         only=BUILT_IN,
     )
@@ -552,7 +552,7 @@ def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
         in (placement.topology, placement.features),
         "are for the built-in models": model.factory is not None,
         "are for one task on nodes": run_file.task.kind == LINKS or bool(run_file.task.more),
-        "have no batch norm; take model.norm = true": model.norm == "batch",
+        f"have no {model.norm} norm; take model.norm = true": model.norm in ("batch", "graph"),
         "read no fields of edges; leave model.edges and model.weights out": bool(model.edges or model.weights),
         "do not go with loader.temporal": run_file.loader.temporal is not None,
         'do not go with train.precision = "fp16"; take "bf16"': run_file.train.precision == "fp16",
