@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ring = torch.stack([torch.arange(4 * count) % count, (torch.arange(4 * count) * 7 + 1) % count])
     labels = torch.arange(count) % 3
     fields = {"x": torch.stack([torch.randn(count), labels.float()], 1), "y": labels, "time": torch.arange(count)}
+    fields |= {"year": fields["x"][:, 0].clone(), "other": torch.randn(count)}
     splits = {"train": torch.arange(20, 50), "val": torch.arange(50, 60)}
     store = hoploom.from_tensors(fields, ring, splits=splits, time_attr="time")
     store.save(folder / "nodes.store")
@@ -75,6 +76,9 @@ def test_features_that_are_labels_and_edges_of_the_future_are_found(folder: Path
         "edges may be later than their seed by the field 'time'; set loader.temporal",
         "feature 1 of 'node' equals the label 'y'; leave it out",
     ]
+    more = 'task.more={year="node-regression",other="node-regression"}'
+    several = find_leaks(parse_run_file(NODES, ('task.test=""', more), folder=folder), alone())
+    assert several.found == [*plain.found, "feature 0 of 'node' equals the label 'year'; leave it out"]
     timed = find_leaks(parse_run_file(NODES, ('task.test=""', "loader.temporal=uniform"), folder=folder), alone())
     assert timed.found == plain.found[1:]
     assert timed.num_edges > 0

@@ -119,13 +119,14 @@ def _of_nodes(run_file: RunFile, store: Store, maker: NodeMaker) -> Iterator[str
     """Yield a sentence if edges of the future are not left out, and for each feature that equals the label."""
     if store.schema.time is not None and maker.sampler.sampling.temporal is None:
         yield f"edges may be later than their seed by the field {store.schema.time!r}; set loader.temporal"
-    fields, label = store.schema.node_type(maker.node_type).fields, run_file.task.label
-    if not {"x", label} <= set(fields) or any(len(fields[name].shape) > 1 for name in ("x", label)):
+    fields, names = store.schema.node_type(maker.node_type).fields, (run_file.task.label, *run_file.task.more)
+    if "x" not in fields or any(len(fields[name].shape) > 1 for name in ("x", *names)):
         return
-    wanted = [Wanted(maker.node_type, name, maker.nodes[:ROWS]) for name in ("x", label)]
-    x, labels = (rows.double().reshape(len(rows), -1) for rows in store.features.gather(wanted))
-    for column in range(labels.shape[1]):
-        own = labels[:, column : column + 1]
+    wanted = [Wanted(maker.node_type, name, maker.nodes[:ROWS]) for name in ("x", *names)]
+    x, *of_names = (rows.double().reshape(len(rows), -1) for rows in store.features.gather(wanted))
+    for label, own in (
+        (name, own) for name, rows in zip(names, of_names, strict=True) for own in torch.split(rows, 1, dim=1)
+    ):
         if (own != own[0]).any():
             for feature in torch.nonzero((x == own).all(0)).view(-1).tolist():
                 yield f"feature {feature} of {maker.node_type!r} equals the label {label!r}; leave it out"
