@@ -38,7 +38,7 @@ from hoploom.train.tasks import NodeTask, Task
 
 Column = Literal["embedding", "output", "prediction"]
 MakeLoader = Callable[[str | None], Loader]  # takes input_nodes: a node type; None if the store has one type
-Predict = Callable[[Tensor], Tensor]  # outputs become predictions, row by row
+Predict = Callable[[Tensor], Tensor | Mapping[str, Tensor]]  # outputs become predictions, row by row
 
 PREDICTION: Column = "prediction"
 MEMORY = 256 << 20
@@ -51,7 +51,8 @@ class Inference:
     """Options of `infer`: the columns that it writes, and the memory and disk that it may use.
 
     Columns: "embedding" is the input of the last layer (of the linear head, if the model has one), "output" is what the
-    model returns, and "prediction" is what `task.predictions` makes of it: a class, a bool per label, or numbers.
+    model returns, and "prediction" is what `task.predictions` makes of it: a class, a bool per label, or numbers. The
+    predictions of several tasks are the columns "topic_prediction", "year_prediction" and so on.
     """
 
     task: Task | None = None  # what the model has learned
@@ -170,10 +171,14 @@ def _write(
     with folder.together("writing"), ExitStack() as opened:
         (folder.path / RESULT).mkdir(exist_ok=True)
         for name, nodes, found in results:
-            found["id"] = ids_of_user(store, name, nodes)
-            if PREDICTION in columns and inference.predict is not None:
-                found[PREDICTION] = inference.predict(found["output"])
-            rows = {column: found[column] for column in ("id", *columns)}
+            rows: dict[str, Any] = {"id": ids_of_user(store, name, nodes)}
+            for column in columns:
+                made = (
+                    inference.predict(found["output"]) if column == PREDICTION and inference.predict else found[column]
+                )
+                rows |= (
+                    {f"{t}_{column}": own for t, own in made.items()} if isinstance(made, Mapping) else {column: made}
+                )
             if name not in files:
                 path = folder.path / RESULT / folder_of(name) / f"part-{folder.context.rank:05d}.parquet"
                 files[name] = opened.enter_context(parquet_file(path, rows))

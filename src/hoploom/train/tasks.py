@@ -4,7 +4,7 @@ Labels are checked in every batch. On a GPU, this would wait for the device, so 
 checked once, before the first batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -461,9 +461,17 @@ class SeveralTasks(NodeTask):
             total = total + self.weights.get(name, 1.0) * losses.masked_fill(~there, 0)
         return total
 
-    def scores(self, outputs: Tensor) -> Tensor:
+    def _outputs_of(self, outputs: Tensor) -> Sequence[tuple[str, LabelTask, Tensor]]:
+        """Return, for each task, its name, the task and its columns of the outputs."""
         parts = torch.split(outputs, [task.columns[0] for task in self.tasks.values()], dim=1)
-        return torch.cat([task.scores(own) for task, own in zip(self.tasks.values(), parts, strict=True)], dim=1)
+        return list(zip(self.tasks.keys(), self.tasks.values(), parts, strict=True))
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return the predictions of each task, by its name."""
+        return {name: task.predictions(own) for name, task, own in self._outputs_of(outputs)}
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return torch.cat([task.scores(own) for _, task, own in self._outputs_of(outputs)], dim=1)
 
     def new_metrics(self, device: torch.device) -> "MetricCollection":
         found = dict[str, Any]()
@@ -486,10 +494,9 @@ class SeveralTasks(NodeTask):
 
     def _parts(self, outputs: Tensor, targets: Tensor) -> dict[str, tuple[LabelTask, Tensor, Tensor]]:
         """Return, by task, the task and its columns of the outputs and of the targets."""
-        widths = [task.columns[0] for task in self.tasks.values()]
-        own = [1 if isinstance(task, NodeClassification) else task.columns[0] for task in self.tasks.values()]
-        both = torch.split(outputs, widths, dim=1), torch.split(targets, own, dim=1)
-        return dict(zip(self.tasks, zip(self.tasks.values(), *both, strict=True), strict=True))
+        widths = [1 if isinstance(task, NodeClassification) else task.columns[0] for task in self.tasks.values()]
+        of_tasks = zip(self._outputs_of(outputs), torch.split(targets, widths, dim=1), strict=True)
+        return {name: (task, own, labels) for (name, task, own), labels in of_tasks}
 
 
 def _are_there(task: NodeTask, labels: Tensor) -> Tensor:

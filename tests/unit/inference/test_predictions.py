@@ -10,7 +10,7 @@ import torch
 from support.graphs import ring
 
 import hoploom
-from hoploom import ConfigError, LinkPrediction, MultiLabel, NodeClassification, NodeRegression
+from hoploom import ConfigError, LinkPrediction, MultiLabel, NodeClassification, NodeRegression, SeveralTasks
 from hoploom.cli import main
 from hoploom.inference import Inference, infer
 from hoploom.nn import GNN, Shape
@@ -30,6 +30,19 @@ LABELS = {"node-classification": "y", "multi-label": "labels", "node-regression"
 )
 def test_a_task_says_what_outputs_predict(task: Any, expected: Any) -> None:
     assert task.predictions(torch.tensor([[2.0, -1.0, 0.5], [-1.0, -2.0, 0.25]])).tolist() == expected
+
+
+def test_several_tasks_have_a_column_of_predictions_each(tmp_path: Path) -> None:
+    store = hoploom.from_pyg(ring(12))
+    task = SeveralTasks({"topic": NodeClassification(3), "year": NodeRegression(), "tags": MultiLabel(2)})
+    model = GNN("sage", store.schema, Shape(8, 2, 6))
+    inference = Inference(task=task, columns=["output", "prediction"])
+    table = pq.read_table(infer(model, store, tmp_path / "out", inference=inference))
+    assert table.column_names == ["id", "output", "topic_prediction", "year_prediction", "tags_prediction"]
+    outputs = torch.tensor(table["output"].to_pylist())
+    assert table["topic_prediction"].to_pylist() == outputs[:, :3].argmax(dim=1).tolist()
+    assert table["year_prediction"].to_pylist() == outputs[:, 3].tolist()
+    assert table["tags_prediction"].to_pylist() == (outputs[:, 4:] > 0).tolist()
 
 
 def test_one_target_is_a_number_and_no_list() -> None:
