@@ -40,9 +40,9 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3278,
     "nn": 3309,
     "serve": 4263,
-    "train": 5195,
+    "train": 5205,
     "gpu": 2610,
-    "inference": 1296,
+    "inference": 1301,
     "ranking": 1015,
     "ingest": 6512,
     "partition": 1456,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1771,
 }
-BUDGET, MOST_FILES = 48_840, 230
+BUDGET, MOST_FILES = 48_855, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -355,7 +355,9 @@ class NodeRegression(NodeTask):
 
     def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
         rows = self._matrix(labels, self.num_targets, f" for {self.num_targets} targets; set num_targets")
-        return rows.double(), ~rows.isfinite(), "give it a finite number"
+        if rows.is_floating_point():
+            return rows.double(), ~rows.isfinite(), "give it a finite number"
+        return rows.double(), rows == -1, "-1 is no number to learn unless labels are floats: give it another"
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         errors = full_precision(outputs) - targets.to(full_precision(outputs).dtype)

@@ -143,6 +143,12 @@ WRONG = {
         r"bad=\[0.0, nan, 1.0, 0.0\]; labels are 0 or 1: give it all",
     ),
     "minus one of many": (MultiLabel(4, label="bad"), -1, labelled().labels.long(), r"bad=\[-1, -1, -1, -1\]"),
+    "no whole number": (
+        NodeRegression(label="bad"),
+        -1,
+        labelled().y,
+        r"bad=-1; -1 is no number to learn unless labels are floats: give it another \(a null label in a table",
+    ),
     "no number": (NodeRegression(label="bad"), torch.inf, labelled().amount, "bad=inf; give it a finite number"),
 }
 
@@ -521,6 +527,8 @@ def test_minus_one_is_a_null_label_of_integers_and_a_number_to_learn_of_fraction
     assert float(metrics.compute()["amount_rmse"]) == 0
     assert task.losses(outputs, targets)[2] < 10
     task.check(few, torch.arange(8))
+    with pytest.raises(DataError, match=r"node 2 .*amount=-1") if is_null else nullcontext():
+        NodeRegression(label="amount").check(few, torch.arange(8))  # alone, it has nothing else to learn of such a node
     with pytest.raises(ConfigError, match="none of the 2 nodes has a label 'amount'") if is_null else nullcontext():
         task.check(few, torch.arange(2, 4))
 
