@@ -3,6 +3,7 @@
 #include "best.h"
 #include "bindings_lists.h"
 #include "learned.h"
+#include "products.h"
 #include "shared_softmax.h"
 #include "tables.h"
 
@@ -154,6 +155,24 @@ void choose_among_shared(Rows<const float> queries, Rows<const float> truths, Ro
                  threads, losses.data(), {to_queries.data(), to_truths.data(), to_candidates.data()});
 }
 
+void multiply_layer_rows(Strided<float> x, Rows<const float> by, bool turned, Optional<float> bias, int threads,
+                         Rows<float> out) {
+  require(by.shape(turned ? 1 : 0) == x.shape(1) && by.shape(turned ? 0 : 1) == out.shape(1) &&
+              out.shape(0) == x.shape(0) && (!bias || bias->shape(0) == out.shape(1)),
+          "the shapes of a product do not match");
+  nb::gil_scoped_release release;
+  multiply_rows(matrix_of(x), by.data(), int64_t(out.shape(1)), turned, pointer(bias), threads, out.data());
+}
+
+void multiply_layer_columns(Strided<float> a, Strided<float> b, int threads, Rows<float> out,
+                            std::optional<Output<float>> sums) {
+  require(a.shape(0) == b.shape(0) && out.shape(0) == a.shape(1) && out.shape(1) == b.shape(1) &&
+              (!sums || sums->shape(0) == a.shape(1)),
+          "the shapes of a product do not match");
+  nb::gil_scoped_release release;
+  multiply_columns(matrix_of(a), matrix_of(b), threads, out.data(), sums ? sums->data() : nullptr);
+}
+
 template <typename T>
 using Records = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;  // rows, or states of rows, with gaps between them
 
@@ -222,6 +241,11 @@ void bind_aggregates(nb::module_& m) {
         nb::arg("indptr").noconvert(), "mean"_a, nb::arg("out").noconvert());
   m.def("keep_best", &keep_best_rows, nb::arg("scores").noconvert(), "first"_a, nb::arg("indptr").noconvert().none(),
         nb::arg("known").noconvert().none(), "threads"_a, nb::arg("best").noconvert(), nb::arg("ids").noconvert());
+  m.def("has_fast_products", &has_fast_products);
+  m.def("multiply_rows", &multiply_layer_rows, nb::arg("x").noconvert(), nb::arg("by").noconvert(), "turned"_a,
+        nb::arg("bias").noconvert().none(), "threads"_a, nb::arg("out").noconvert());
+  m.def("multiply_columns", &multiply_layer_columns, nb::arg("a").noconvert(), nb::arg("b").noconvert(), "threads"_a,
+        nb::arg("out").noconvert(), nb::arg("sums").noconvert().none());
   m.def("shared_softmax", &choose_among_shared, nb::arg("queries").noconvert(), nb::arg("truths").noconvert(),
         nb::arg("candidates").noconvert(), "temperature"_a, nb::arg("weights").noconvert().none(), "threads"_a,
         nb::arg("losses").noconvert(), nb::arg("to_queries").noconvert(), nb::arg("to_truths").noconvert(),

@@ -10,8 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "buffers.h"
-#include "processor.h"
+#include "panels.h"
 #include "threads.h"
 
 namespace hoploom {
@@ -24,30 +23,6 @@ constexpr int64_t kMostShares = 64;
 constexpr int64_t kMostSums = 1 << 24;    // floats in the sums of all shares
 constexpr int64_t kDeep = 4;              // panels of candidates that a product passes at a time
 constexpr float kLeastExponent = -87.0f;  // below it, exponentials are 0
-
-// Vectors of so many numbers, and the rows of a product in registers.
-template <int kLanes>
-struct Vectors;
-template <>
-struct Vectors<16> {
-  typedef float Floats __attribute__((vector_size(64)));
-  typedef int32_t Ints __attribute__((vector_size(64)));
-  static constexpr int kRows = 8;
-};
-template <>
-struct Vectors<8> {
-  typedef float Floats __attribute__((vector_size(32)));
-  typedef int32_t Ints __attribute__((vector_size(32)));
-  static constexpr int kRows = 4;
-};
-template <>
-struct Vectors<4> {
-  typedef float Floats __attribute__((vector_size(16)));
-  typedef int32_t Ints __attribute__((vector_size(16)));
-  static constexpr int kRows = 4;
-};
-
-HOPLOOM_INLINE int64_t divided_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
 // What all threads share. The sizes depend on the number of lanes.
 struct Shared {
@@ -67,15 +42,6 @@ struct Block {
   alignas(64) float peaks[kBlock][kLanes], totals[kBlock][kLanes];
   float greatest[kBlock], true_scores[kBlock], factors[kBlock], true_factors[kBlock];
 };
-
-template <int kLanes>
-HOPLOOM_INLINE auto* vectors_at(float* values) {
-  return reinterpret_cast<typename Vectors<kLanes>::Floats*>(values);
-}
-template <int kLanes>
-HOPLOOM_INLINE const auto* vectors_at(const float* values) {
-  return reinterpret_cast<const typename Vectors<kLanes>::Floats*>(values);
-}
 
 // Writes, or adds to, kRows rows of a product. The panels of `left` are `step` apart; kTurned: its columns are rows of
 // the product.
@@ -230,15 +196,6 @@ HOPLOOM_INLINE void add_block(const Shared& shared, int64_t begin, int64_t end, 
                                   kPanel * kPanel, block.queries + p * kBlock * kPanel, num_rows,
                                   sums + (p * padded + j) * kPanel, adds);
 }
-
-// The memory of one call, in floats from an address that vectors like.
-struct Scratch {
-  explicit Scratch(int64_t count) : buffer(size_t(count) * 4 + 64) {
-    first = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(buffer.as<char>()) + 63) & ~uintptr_t(63));
-  }
-  Buffer buffer;
-  float* first;
-};
 
 template <int kLanes>
 HOPLOOM_INLINE void add_shares(const Shared& shared) {

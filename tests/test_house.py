@@ -33,12 +33,12 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 813,
-    "ops": 4165,
+    "ops": 4231,
     "store": 4224,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
-    "nn": 3309,
+    "nn": 3345,
     "serve": 4263,
     "train": 5205,
     "gpu": 2610,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1771,
 }
-BUDGET, MOST_FILES = 48_855, 230
+BUDGET, MOST_FILES = 48_960, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -281,6 +281,13 @@ def keep_best(
     best: NDArray[Any],
     ids: NDArray[Any],
 ) -> None: ...
+def has_fast_products() -> bool: ...
+def multiply_rows(
+    x: NDArray[Any], by: NDArray[Any], turned: bool, bias: NDArray[Any] | None, threads: int, out: NDArray[Any]
+) -> None: ...
+def multiply_columns(
+    a: NDArray[Any], b: NDArray[Any], threads: int, out: NDArray[Any], sums: NDArray[Any] | None
+) -> None: ...
 def shared_softmax(
     queries: NDArray[Any],
     truths: NDArray[Any],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hoploom import ops
 from hoploom.errors import ConfigError
 from hoploom.nn.compiled import looped_like, occupied, operator, rows_like, scores_like
-from hoploom.nn.layers import Conv, Ends, aggregate, check_counts, ends_of, plus_bias, refuse_weights
+from hoploom.nn.layers import Conv, Ends, Linear, aggregate, check_counts, ends_of, plus_bias, refuse_weights
 from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends as _add_ends
 
@@ -43,9 +43,9 @@ class _Attention(Conv):
         if self.fill_value != "mean" and not isinstance(self.fill_value, int | float):
             raise ConfigError(f"fill_value is {self.fill_value!r:.80}; give 'mean' or a number")
         if self.edge_dim is not None:
-            self.lin_edge = nn.Linear(self.edge_dim, self.heads * self.width, bias=False)
+            self.lin_edge = Linear(self.edge_dim, self.heads * self.width, bias=False)
         out = self.width * (self.heads if self.concat else 1)
-        self.res = nn.Linear(of_destination, out, bias=False) if residual else None
+        self.res = Linear(of_destination, out, bias=False) if residual else None
         self.bias = nn.Parameter(torch.zeros(out)) if bias else None
         for linear in (module for module in self.children() if isinstance(module, nn.Linear)):
             nn.init.xavier_uniform_(linear.weight)
@@ -129,10 +129,10 @@ class GATConv(_Attention):
         self.is_bipartite = isinstance(in_channels, tuple | list)
         self.in_channels, destination = ends_of(in_channels)
         if self.is_bipartite:
-            self.lin_src = nn.Linear(self.in_channels, heads * out_channels, bias=False)
-            self.lin_dst = nn.Linear(destination, heads * out_channels, bias=False)
+            self.lin_src = Linear(self.in_channels, heads * out_channels, bias=False)
+            self.lin_dst = Linear(destination, heads * out_channels, bias=False)
         else:
-            self.lin = nn.Linear(self.in_channels, heads * out_channels, bias=False)
+            self.lin = Linear(self.in_channels, heads * out_channels, bias=False)
         self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
         self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
         if edge_dim is not None:
@@ -142,7 +142,7 @@ class GATConv(_Attention):
     def project(self, x: Tensor) -> Tensor:
         """Return the projected rows, with the heads' scores as last columns: [num_sources, heads * width + heads]."""
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
-        return F.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
+        return ops.linear(x, torch.cat([weight, self._scorer(weight, self.att_src)]))
 
     def convolve(self, x: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         """Return the destinations' output rows; if few have edges, sum up the sources' rows, then project sums."""
@@ -152,11 +152,11 @@ class GATConv(_Attention):
         edges, features = self._entered(edges, x.dtype)
         lists, places = occupied(edges)
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
-        of_sources, are_all = F.linear(x, self._scorer(weight, self.att_src)), len(places) == len(x_dst)
+        of_sources, are_all = ops.linear(x, self._scorer(weight, self.att_src)), len(places) == len(x_dst)
         scores = self._scores(of_sources, lists, features, x_dst if are_all else x_dst.index_select(0, places))
         sums = sum_per_head(x, lists, self._weights(scores, lists)).view(-1, self.heads, x.shape[1])
         of_heads = weight.view(self.heads, self.width, -1)
-        out = torch.cat([F.linear(*both) for both in zip(sums.unbind(1), of_heads, strict=True)], dim=1)
+        out = torch.cat([ops.linear(*both) for both in zip(sums.unbind(1), of_heads, strict=True)], dim=1)
         if not are_all:
             out = out.new_zeros(len(x_dst), out.shape[1]).index_copy(0, places, out)
         return self._finished(out, x_dst)
@@ -169,14 +169,14 @@ class GATConv(_Attention):
     def _scores(self, of_sources: Tensor, edges: InEdges, features: Tensor | None, x_dst: Tensor) -> Tensor:
         """Return the scores of edges, [num_edges, heads], from the sources' shares in them [num_sources, heads]."""
         weight = self.lin_dst.weight if self.is_bipartite else self.lin.weight
-        scores = add_ends(of_sources, F.linear(x_dst, self._scorer(weight, self.att_dst)), edges)
+        scores = add_ends(of_sources, ops.linear(x_dst, self._scorer(weight, self.att_dst)), edges)
         if features is not None:
             scores = scores + self._of_edges(features, edges)
         return F.leaky_relu(scores, self.negative_slope)
 
     def _of_edges(self, features: Tensor, edges: InEdges) -> Tensor:
         """Return the edges' shares of the scores, from their features: [num_edges, heads]."""
-        return F.linear(features, self._scorer(self.lin_edge.weight, self.att_edge))
+        return ops.linear(features, self._scorer(self.lin_edge.weight, self.att_edge))
 
     def _scorer(self, weight: Tensor, att: Tensor) -> Tensor:
         """Return the matrix that maps rows to the heads' scores: [heads, in_channels]."""
@@ -210,8 +210,8 @@ class GATv2Conv(_Attention):
         self.negative_slope, self.dropout = negative_slope, dropout
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
         self.in_channels, destination = ends_of(in_channels)
-        self.lin_l = nn.Linear(self.in_channels, heads * out_channels, bias=bias)
-        self.lin_r = self.lin_l if share_weights else nn.Linear(destination, heads * out_channels, bias=bias)
+        self.lin_l = Linear(self.in_channels, heads * out_channels, bias=bias)
+        self.lin_r = self.lin_l if share_weights else Linear(destination, heads * out_channels, bias=bias)
         self.att = nn.Parameter(torch.empty(1, heads, out_channels))
         self._complete(destination, bias, residual)
 

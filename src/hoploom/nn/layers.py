@@ -208,6 +208,13 @@ def with_own(rows: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
     return _WithOwn.apply(rows, first, count)  # type: ignore[no-untyped-call, no-any-return]
 
 
+class Linear(nn.Linear):
+    """A linear layer on `ops.linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
 class Conv(nn.Module):
     """The base class of convolutions. Implement `propagate`; override `project` to change rows before aggregation."""
 
@@ -315,8 +322,8 @@ def check_counts(**counts: int | None) -> None:
 
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
     """Return out + linear(x). Without a bias, add in place: this saves a pass over new memory."""
-    if linear.bias is not None:
-        return out + linear(x)  # type: ignore[no-any-return]
+    if linear.bias is not None or ops.has_fast_product(x, linear.weight):
+        return out.add_(linear(x))
     added: Tensor = out.addmm_(x.to(out.dtype), linear.weight.t().to(out.dtype))  # the dtype that autocast chose
     return added
 
@@ -362,9 +369,9 @@ class SAGEConv(Conv):
             raise ConfigError(f"aggr is {aggr!r}; choose one of {list(REDUCES)}")
         self.reduce = REDUCES[aggr]
         self.normalize = normalize
-        self.lin_l = nn.Linear(source, out_channels, bias=bias)
-        self.lin_r = nn.Linear(destination, out_channels, bias=False) if root_weight else None
-        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, out_channels, bias=False)
+        self.lin_l = Linear(source, out_channels, bias=bias)
+        self.lin_r = Linear(destination, out_channels, bias=False) if root_weight else None
+        self.lin_edge = None if edge_dim is None else Linear(edge_dim, out_channels, bias=False)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         assert self.reduce is not None
@@ -394,7 +401,7 @@ class GCNConv(Conv):
         if isinstance(in_channels, tuple | list):
             raise ConfigError(f"in_channels is {in_channels!r:.80}; GCNConv has one width for both ends: give a number")
         self.in_channels, _ = ends_of(in_channels)
-        self.lin = nn.Linear(self.in_channels, out_channels, bias=False)
+        self.lin = Linear(self.in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.lin.weight)
 
@@ -473,7 +480,7 @@ class GINConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         total = aggregate(z, edges, "sum", edges.weights) if aggregated is None else aggregated
-        return self.nn(total + (1 + self.eps).to(x_dst.dtype) * x_dst)  # type: ignore[no-any-return]
+        return self.nn(torch.addcmul(total, x_dst, (1 + self.eps).to(x_dst.dtype)))  # type: ignore[no-any-return]
 
 
 class GINEConv(GINConv):
@@ -496,7 +503,7 @@ class GINEConv(GINConv):
             way_out = "GINEConv needs a linear layer there, or no edge_dim"
             raise ConfigError(f"nn begins with {type(first).__name__}; {way_out}")
         self.in_channels, self.edge_dim = width, edge_dim or width or 0
-        self.lin = None if edge_dim is None else torch.nn.Linear(edge_dim, width)
+        self.lin = None if edge_dim is None else Linear(edge_dim, width)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         refuse_weights(self, edges)

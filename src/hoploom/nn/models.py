@@ -28,6 +28,7 @@ from hoploom.nn.layers import (
     GINConv,
     GINEConv,
     LayerView,
+    Linear,
     ReadEdges,
     SAGEConv,
     by_relation,
@@ -157,7 +158,7 @@ def _gin(ends: Ends, out: int, shape: Shape, is_last: bool, edge_dim: int | None
     if ends[0] != ends[1]:
         raise ConfigError(f"GIN adds sources of {ends[0]} channels to destinations of {ends[1]}; use residual=True")
     between = nn.ReLU() if shape.act == "relu" else activation(shape.act)
-    network = nn.Sequential(nn.Linear(ends[0], out), between, nn.Linear(out, out))
+    network = nn.Sequential(Linear(ends[0], out), between, Linear(out, out))
     return GINConv(network) if edge_dim is None else GINEConv(network, edge_dim=edge_dim)
 
 
@@ -259,7 +260,7 @@ class GNN(nn.Module):
         self._widths = channels
         self.inputs = nn.ModuleDict()
         if shape.residual:
-            self.inputs.update({module_name(t): nn.Linear(count, shape.hidden) for t, count in channels.items()})
+            self.inputs.update({module_name(t): Linear(count, shape.hidden) for t, count in channels.items()})
             channels = dict.fromkeys(channels, shape.hidden)
         self.layers = nn.ModuleList()
         self.norms = nn.ModuleList()
@@ -273,7 +274,7 @@ class GNN(nn.Module):
         self.act = activation(shape.act)
         check_activation(shape.act, self.act, shape.hidden)
         joined = shape.hidden * (shape.num_layers if shape.jk == "cat" else 1)
-        self.output = nn.Linear(joined, shape.out) if shape.has_output else None
+        self.output = Linear(joined, shape.out) if shape.has_output else None
 
     @property
     def num_layers(self) -> int:
@@ -302,7 +303,7 @@ class GNN(nn.Module):
         reached = dict.fromkeys(
             key[2] for key in keys
         )  # in the order of the schema, which the order of parameters follows
-        roots = {name: nn.Linear(channels[name], out) for name in reached} if kind.has_root else {}
+        roots = {name: Linear(channels[name], out) for name in reached} if kind.has_root else {}
         self.layers.append(RelationLayer(convs, roots))
         return dict.fromkeys(kept, out)
 

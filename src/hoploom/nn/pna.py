@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch_geometric.nn.resolver import activation_resolver
 
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.nn.layers import Conv, aggregate, aggregate_messages, check_counts, refuse_weights
+from hoploom.nn.layers import Conv, Linear, aggregate, aggregate_messages, check_counts, refuse_weights
 from hoploom.ops import InEdges
 
 Aggregator = Literal["sum", "mean", "min", "max", "std", "var"]
@@ -98,17 +97,17 @@ class PNAConv(Conv):
         self.width, width_out = in_channels // towers if divide_input else in_channels, out_channels // towers
         self.aggr_module = _AverageDegrees(deg, train_norm)
         if edge_dim is not None:
-            self.edge_encoder = nn.Linear(edge_dim, self.width)
+            self.edge_encoder = Linear(edge_dim, self.width)
         ends = 2 if edge_dim is None else 3
         joined = (len(aggregators) * len(scalers) + 1) * self.width
         self.pre_nns, self.post_nns = nn.ModuleList(), nn.ModuleList()
         for _ in range(towers):
-            self.pre_nns.append(nn.Sequential(nn.Linear(ends * self.width, self.width)))
-            modules: list[nn.Module] = [nn.Linear(joined, width_out)]
+            self.pre_nns.append(nn.Sequential(Linear(ends * self.width, self.width)))
+            modules: list[nn.Module] = [Linear(joined, width_out)]
             for _ in range(post_layers - 1):
-                modules += [activation_resolver(act, **(act_kwargs or {})), nn.Linear(width_out, width_out)]
+                modules += [activation_resolver(act, **(act_kwargs or {})), Linear(width_out, width_out)]
             self.post_nns.append(nn.Sequential(*modules))
-        self.lin = nn.Linear(out_channels, out_channels)
+        self.lin = Linear(out_channels, out_channels)
 
     @torch.no_grad()
     def set_average_degree(self, degree: float) -> None:
@@ -147,8 +146,8 @@ class PNAConv(Conv):
         assert isinstance(first, nn.Linear)
         of_own, of_rows = first.weight[:, : self.width], first.weight[:, self.width :]
         by_scaler = of_rows.reshape(-1, len(self.scalers), rows.shape[1]).transpose(0, 1).flatten(0, 1)
-        scaled = F.linear(rows, by_scaler).view(-1, len(self.scalers), first.out_features) * scales.unsqueeze(2)
-        out = F.linear(own, of_own, first.bias) + scaled.sum(1)
+        scaled = ops.linear(rows, by_scaler).view(-1, len(self.scalers), first.out_features) * scales.unsqueeze(2)
+        out = ops.linear(own, of_own, first.bias) + scaled.sum(1)
         return nn.Sequential(*others)(out)  # type: ignore[no-any-return]
 
     def _aggregated(self, z: Tensor, edges: InEdges, own: Tensor, degrees: Tensor) -> Tensor:
@@ -192,7 +191,7 @@ class PNAConv(Conv):
         weights = torch.stack([network[0].weight[:, columns] for network in self.pre_nns])  # type: ignore[index]
         if self.divide_input:
             return torch.einsum("nti,toi->nto", x.view(-1, self.towers, self.width), weights).flatten(1)
-        return F.linear(x, weights.flatten(0, 1))
+        return ops.linear(x, weights.flatten(0, 1))
 
     def _of_edges(self) -> Tensor:
         """Return the matrix of encoded edge features: [towers * width, width]."""

@@ -24,6 +24,7 @@ from hoploom.nn.layers import (
     REDUCES,
     Conv,
     Ends,
+    Linear,
     aggregate,
     check_counts,
     ends_of,
@@ -182,7 +183,7 @@ class HGTConv(Conv):
     def project(self, key: RelationName, x: Tensor) -> Tensor:  # type: ignore[override]
         """Return the keys and values of a relation's sources: [num_sources, 2 * out_channels]."""
         of_keys, _, of_values = self._kqv(key[0])
-        return F.linear(x, *(torch.cat(both) for both in zip(of_keys, of_values, strict=True)))
+        return ops.linear(x, *(torch.cat(both) for both in zip(of_keys, of_values, strict=True)))
 
     def _kqv(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """Return the weight and bias that make a node type's keys, those of its queries, and those of its values."""
@@ -201,9 +202,10 @@ class HGTConv(Conv):
             if name not in self.destinations:
                 continue
             keys = [key for key in self.relations if key[2] == name and key in edges]
-            query = F.linear(x, *self._kqv(name)[1]).view(-1, self.heads, self.width)
+            query = ops.linear(x, *self._kqv(name)[1]).view(-1, self.heads, self.width)
             each = [self._attended(key, z[key], query, edges[key]) for key in keys]
-            rows = self.out_lin.lins[module_name(name)](F.gelu(_joined(each, query)))
+            last = self.out_lin.lins[module_name(name)]
+            rows = ops.linear(F.gelu(_joined(each, query)), last.weight, last.bias)
             if rows.shape[1] == x.shape[1]:
                 rows = torch.lerp(x, rows, self.skip[module_name(name)].sigmoid().to(rows.dtype))
             out[name] = rows
@@ -457,7 +459,7 @@ class SimpleHGNConv(GATConv):
         super().__init__(in_channels, out_channels, heads, concat, negative_slope, dropout, **options)
         self.num_relations, self.edge_dim = num_relations, 1  # the only feature is the type
         self.edge_emb = nn.Parameter(torch.empty(num_relations, edge_dim))
-        self.lin_edge = nn.Linear(edge_dim, heads * edge_dim, bias=False)
+        self.lin_edge = Linear(edge_dim, heads * edge_dim, bias=False)
         self.att_edge = nn.Parameter(torch.empty(1, heads, edge_dim))
         for parameter in (self.edge_emb, self.lin_edge.weight, self.att_edge):
             glorot(parameter)
@@ -469,5 +471,5 @@ class SimpleHGNConv(GATConv):
         return Conv.forward(self, x, edges, edge_attr=edge_type)
 
     def _of_edges(self, features: Tensor, edges: InEdges) -> Tensor:
-        by_type = F.linear(self.edge_emb, self._scorer(self.lin_edge.weight, self.att_edge))
+        by_type = ops.linear(self.edge_emb, self._scorer(self.lin_edge.weight, self.att_edge))
         return F.embedding(_types_of_all(edges, self.num_relations), by_type)

@@ -22,6 +22,8 @@ from hoploom.ops.messages import attend as attend
 from hoploom.ops.messages import dot_ends as dot_ends
 from hoploom.ops.messages import pair_scores as pair_scores
 from hoploom.ops.messages import sum_per_head as sum_per_head
+from hoploom.ops.products import has_fast_product as has_fast_product
+from hoploom.ops.products import linear as linear
 from hoploom.ops.rows import ELEMENTS as ELEMENTS
 from hoploom.ops.rows import Empty as Empty
 from hoploom.ops.rows import MappedFile as MappedFile
