@@ -60,10 +60,17 @@ HOPLOOM_INLINE void sum_range(const RowLists<Id>& lists, const Matrix<In>& x, co
   }
 }
 
+template <typename T>
+HOPLOOM_INLINE const T* weights_at(const Weights<T>& weights, int64_t place) {
+  static constexpr T kOne = 1;
+  return weights.values ? weights.values + place * weights.heads : &kOne;
+}
+
 template <typename T, typename Id>
-HOPLOOM_INLINE void max_range(const RowLists<Id>& lists, const Matrix<T>& x, int64_t from, int64_t to, T* out,
-                              int32_t* winners) {
-  const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(T)));
+HOPLOOM_INLINE void max_range(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, int64_t from,
+                              int64_t to, T* out, int32_t* winners) {
+  const int64_t width = x.width, heads = weights.values ? weights.heads : 1, share = width / heads;
+  const int64_t ahead = entries_ahead(width * int64_t(sizeof(T)));
   for (int64_t i = from; i < to; ++i) {
     const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
     T* __restrict best = out + i * width;
@@ -73,14 +80,20 @@ HOPLOOM_INLINE void max_range(const RowLists<Id>& lists, const Matrix<T>& x, int
     for (int64_t e = begin; e < end; ++e) {
       request_entry(lists, x, e + ahead);
       const T* __restrict row = x.values + int64_t(lists.rows[e]) * x.stride;
-      if (e == begin) {
-        std::copy_n(row, width, best);
-        continue;
-      }
-      for (int64_t c = 0; c < width; ++c) {
-        const bool wins = row[c] > best[c] || (row[c] != row[c] && best[c] == best[c]);  // the first NaN wins
-        best[c] = wins ? row[c] : best[c];
-        winner[c] = wins ? int32_t(e - begin) : winner[c];
+      const T* weight = weights_at(weights, e);
+      for (int64_t h = 0; h < heads; ++h) {
+        const T factor = weight[h];
+        const int64_t until = (h + 1) * share;
+        if (e == begin) {
+          for (int64_t c = h * share; c < until; ++c) best[c] = factor * row[c];
+          continue;
+        }
+        for (int64_t c = h * share; c < until; ++c) {
+          const T value = factor * row[c];
+          const bool wins = value > best[c] || (value != value && best[c] == best[c]);  // the first NaN wins
+          best[c] = wins ? value : best[c];
+          winner[c] = wins ? int32_t(e - begin) : winner[c];
+        }
       }
     }
   }
@@ -88,43 +101,55 @@ HOPLOOM_INLINE void max_range(const RowLists<Id>& lists, const Matrix<T>& x, int
 
 template <typename T, typename Id>
 HOPLOOM_INLINE void max_backward_range(const RowLists<Id>& lists, const int64_t* indptr, const Matrix<T>& grad,
-                                       const int32_t* winners, int64_t from, int64_t to, T* out) {
-  const int64_t width = grad.width;
+                                       const Weights<T>& weights, const int32_t* winners, int64_t from, int64_t to,
+                                       T* out) {
+  const int64_t width = grad.width, heads = weights.values ? weights.heads : 1, share = width / heads;
   for (int64_t s = from; s < to; ++s) {
     T* __restrict total = out + s * width;
     std::fill_n(total, width, T(0));
     for (int64_t e = lists.indptr[s]; e < lists.indptr[s + 1]; ++e) {
-      const int64_t d = int64_t(lists.rows[e]);
-      const int32_t entry = int32_t((lists.places ? lists.places[e] : e) - indptr[d]);
+      const int64_t d = int64_t(lists.rows[e]), place = lists.places ? lists.places[e] : e;
+      const int32_t entry = int32_t(place - indptr[d]);
       const T* __restrict row = grad.values + d * grad.stride;
       const int32_t* __restrict winner = winners + d * width;
-      for (int64_t c = 0; c < width; ++c) total[c] += winner[c] == entry ? row[c] : T(0);
+      const T* weight = weights_at(weights, place);
+      for (int64_t h = 0; h < heads; ++h) {
+        const T factor = weight[h];
+        for (int64_t c = h * share; c < (h + 1) * share; ++c) total[c] += winner[c] == entry ? factor * row[c] : T(0);
+      }
     }
   }
 }
 
-// Eight partial sums in a fixed order: the same result on every processor.
-template <typename T>
-HOPLOOM_INLINE T dot(const T* __restrict a, const T* __restrict b, int64_t width) {
+// Eight partial sums in a fixed order: the same result on every processor. Only columns that `entry` has won count.
+template <bool has_winners, typename T>
+HOPLOOM_INLINE T dot(const T* __restrict a, const T* __restrict b, const int32_t* __restrict winner, int32_t entry,
+                     int64_t width) {
+  const auto product = [&](int64_t c) __attribute__((always_inline)) {
+    return !has_winners || winner[c] == entry ? a[c] * b[c] : T(0);
+  };
   T part[8] = {};
   int64_t c = 0;
   for (; c + 8 <= width; c += 8)
-    for (int64_t k = 0; k < 8; ++k) part[k] += a[c + k] * b[c + k];
-  for (int64_t k = 0; c < width; ++c, ++k) part[k] += a[c] * b[c];
+    for (int64_t k = 0; k < 8; ++k) part[k] += product(c + k);
+  for (int64_t k = 0; c < width; ++c, ++k) part[k] += product(c);
   return ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
 }
 
-template <typename T, typename Id>
+template <bool has_winners, typename T, typename Id>
 HOPLOOM_INLINE void dot_range(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads,
-                              int64_t from, int64_t to, T* out) {
+                              const int32_t* winners, int64_t from, int64_t to, T* out) {
   const int64_t share = y.width / heads, step = x.width > share ? share : 0;
   const int64_t ahead = entries_ahead(x.width * int64_t(sizeof(T)));
   for (int64_t i = from; i < to; ++i)
     for (int64_t e = lists.indptr[i]; e < lists.indptr[i + 1]; ++e) {
       request_entry(lists, x, e + ahead);
       const T* row = x.values + int64_t(lists.rows[e]) * x.stride;
-      for (int64_t h = 0; h < heads; ++h)
-        out[e * heads + h] = dot(row + h * step, y.values + i * y.stride + h * share, share);
+      for (int64_t h = 0; h < heads; ++h) {
+        const int32_t* winner = has_winners ? winners + i * y.width + h * share : nullptr;
+        out[e * heads + h] = dot<has_winners>(row + h * step, y.values + i * y.stride + h * share, winner,
+                                              int32_t(e - lists.indptr[i]), share);
+      }
     }
 }
 
@@ -156,23 +181,28 @@ void sum_rows(const RowLists<Id>& lists, const Matrix<In>& x, const Weights<T>& 
 }
 
 template <typename T, typename Id>
-void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, int threads, T* out, int32_t* winners) {
-  in_shares(lists.indptr, lists.num_lists, threads, x.width,
-            [&](int64_t from, int64_t to) { run_fastest<max_range<T, Id>>(lists, x, from, to, out, winners); });
-}
-
-template <typename T, typename Id>
-void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
-                       const int32_t* winners, int threads, T* out) {
-  in_shares(transposed.indptr, transposed.num_lists, threads, grad.width, [&](int64_t from, int64_t to) {
-    run_fastest<max_backward_range<T, Id>>(transposed, indptr, grad, winners, from, to, out);
+void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, int threads, T* out,
+              int32_t* winners) {
+  in_shares(lists.indptr, lists.num_lists, threads, x.width, [&](int64_t from, int64_t to) {
+    run_fastest<max_range<T, Id>>(lists, x, weights, from, to, out, winners);
   });
 }
 
 template <typename T, typename Id>
-void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, int threads, T* out) {
-  in_shares(lists.indptr, lists.num_lists, threads, x.width,
-            [&](int64_t from, int64_t to) { run_fastest<dot_range<T, Id>>(lists, x, y, heads, from, to, out); });
+void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
+                       const Weights<T>& weights, const int32_t* winners, int threads, T* out) {
+  in_shares(transposed.indptr, transposed.num_lists, threads, grad.width, [&](int64_t from, int64_t to) {
+    run_fastest<max_backward_range<T, Id>>(transposed, indptr, grad, weights, winners, from, to, out);
+  });
+}
+
+template <typename T, typename Id>
+void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, const int32_t* winners,
+              int threads, T* out) {
+  in_shares(lists.indptr, lists.num_lists, threads, x.width, [&](int64_t from, int64_t to) {
+    if (winners) run_fastest<dot_range<true, T, Id>>(lists, x, y, heads, winners, from, to, out);
+    else run_fastest<dot_range<false, T, Id>>(lists, x, y, heads, winners, from, to, out);
+  });
 }
 
 template <typename T>
@@ -203,11 +233,12 @@ void softmax_lists_backward(const int64_t* indptr, int64_t num_lists, int64_t he
   });
 }
 
-#define HOPLOOM_INSTANCES(T, Id)                                                                                   \
-  template void sum_rows(const RowLists<Id>&, const Matrix<T>&, const Weights<T>&, bool, int, T*);                 \
-  template void max_rows(const RowLists<Id>&, const Matrix<T>&, int, T*, int32_t*);                                \
-  template void max_rows_backward(const RowLists<Id>&, const int64_t*, const Matrix<T>&, const int32_t*, int, T*); \
-  template void dot_rows(const RowLists<Id>&, const Matrix<T>&, const Matrix<T>&, int64_t, int, T*);
+#define HOPLOOM_INSTANCES(T, Id)                                                                            \
+  template void sum_rows(const RowLists<Id>&, const Matrix<T>&, const Weights<T>&, bool, int, T*);          \
+  template void max_rows(const RowLists<Id>&, const Matrix<T>&, const Weights<T>&, int, T*, int32_t*);      \
+  template void max_rows_backward(const RowLists<Id>&, const int64_t*, const Matrix<T>&, const Weights<T>&, \
+                                  const int32_t*, int, T*);                                                 \
+  template void dot_rows(const RowLists<Id>&, const Matrix<T>&, const Matrix<T>&, int64_t, const int32_t*, int, T*);
 HOPLOOM_INSTANCES(float, int32_t)
 HOPLOOM_INSTANCES(float, int64_t)
 HOPLOOM_INSTANCES(double, int32_t)

@@ -44,20 +44,22 @@ template <typename In, typename T, typename Id>
 void sum_rows(const RowLists<Id>& lists, const Matrix<In>& x, const Weights<T>& weights, bool mean, int threads,
               In* out);
 
-// out[i] = maximum per column, zero for an empty list. winners: the index of the entry that has it, the first of
-// equal ones, -1 for an empty list.
+// out[i] = maximum of weight * row per column, zero for an empty list. winners: the index of the entry that has it, the
+// first of equal ones, -1 for an empty list.
 template <typename T, typename Id>
-void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, int threads, T* out, int32_t* winners);
+void max_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Weights<T>& weights, int threads, T* out,
+              int32_t* winners);
 
-// Backward of max_rows over the transposed lists: out[s] = sum of grad[d] over the entries of s that won in d.
+// Backward of max_rows over the transposed lists: out[s] = sum of weight * grad[d] over the entries of s that won in d.
 template <typename T, typename Id>
 void max_rows_backward(const RowLists<Id>& transposed, const int64_t* indptr, const Matrix<T>& grad,
-                       const int32_t* winners, int threads, T* out);
+                       const Weights<T>& weights, const int32_t* winners, int threads, T* out);
 
 // out[entry, head] = dot product of a row of x and the list's row of y, over the head's columns; over those of y and
-// all of x where y is `heads` times as wide.
+// all of x where y is `heads` times as wide. With `winners` of max_rows, only over columns that the entry has won.
 template <typename T, typename Id>
-void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, int threads, T* out);
+void dot_rows(const RowLists<Id>& lists, const Matrix<T>& x, const Matrix<T>& y, int64_t heads, const int32_t* winners,
+              int threads, T* out);
 
 // Softmax within each list, per head, and its backward.
 template <typename T>

@@ -10,6 +10,14 @@
 namespace hoploom {
 namespace {
 
+template <typename T>
+Weights<T> weights_of(const std::optional<Rows<const T>>& weights, size_t num_entries, size_t width) {
+  const size_t heads = weights ? weights->shape(1) : 1;
+  require(!weights || (weights->shape(0) == num_entries && heads > 0 && width % heads == 0),
+          "one weight per edge and head is needed");
+  return {weights ? weights->data() : nullptr, int64_t(heads)};
+}
+
 // Stored is In's type in Python, which has no bfloat16: its bits come as int16_t.
 template <typename In, typename T, typename Id, typename Stored = In>
 void bind_sums(nb::module_& m) {
@@ -18,17 +26,16 @@ void bind_sums(nb::module_& m) {
       [](Array<int64_t> indptr, Array<Id> rows, Optional<int64_t> places, Strided<Stored> x,
          std::optional<Rows<const T>> weights, bool mean, int threads, Rows<Stored> out) {
         const auto lists = lists_of(indptr, rows, places, int64_t(x.shape(0)));
-        const size_t heads = weights ? weights->shape(1) : 1, most = std::max(x.shape(1), out.shape(1));
-        require(!weights || (weights->shape(0) == rows.shape(0) && heads > 0 && most % heads == 0),
-                "one weight per edge and head is needed");
+        const size_t most = std::max(x.shape(1), out.shape(1));
+        Weights<T> factors = weights_of<T>(weights, rows.shape(0), most);
+        factors.sum_width = int64_t(out.shape(1));
         require(int64_t(out.shape(0)) == lists.num_lists &&
-                    (out.shape(1) == x.shape(1) || std::min(x.shape(1), out.shape(1)) * heads == most),
+                    (out.shape(1) == x.shape(1) || std::min(x.shape(1), out.shape(1)) * size_t(factors.heads) == most),
                 "the output has another shape");
         const auto [values, num_rows, width, stride] = matrix_of(x);
         nb::gil_scoped_release release;
-        sum_rows(lists, Matrix<In>{reinterpret_cast<const In*>(values), num_rows, width, stride},
-                 Weights<T>{weights ? weights->data() : nullptr, int64_t(heads), int64_t(out.shape(1))}, mean, threads,
-                 reinterpret_cast<In*>(out.data()));
+        sum_rows(lists, Matrix<In>{reinterpret_cast<const In*>(values), num_rows, width, stride}, factors, mean,
+                 threads, reinterpret_cast<In*>(out.data()));
       },
       nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("places").noconvert().none(),
       nb::arg("x").noconvert(), nb::arg("weights").noconvert().none(), "mean"_a, "threads"_a,
@@ -40,45 +47,51 @@ void bind_aggregation(nb::module_& m) {
   bind_sums<T, T, Id>(m);
   m.def(
       "max_rows",
-      [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, int threads, Rows<T> out, Rows<int32_t> winners) {
+      [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, std::optional<Rows<const T>> weights, int threads,
+         Rows<T> out, Rows<int32_t> winners) {
         const auto lists = lists_of(indptr, rows, {}, int64_t(x.shape(0)));
+        const auto factors = weights_of<T>(weights, rows.shape(0), x.shape(1));
         require(int64_t(out.shape(0)) == lists.num_lists && out.shape(1) == x.shape(1) &&
                     winners.shape(0) == out.shape(0) && winners.shape(1) == out.shape(1),
                 "the output has another shape");
         nb::gil_scoped_release release;
-        max_rows(lists, matrix_of(x), threads, out.data(), winners.data());
+        max_rows(lists, matrix_of(x), factors, threads, out.data(), winners.data());
       },
-      nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("x").noconvert(), "threads"_a,
-      nb::arg("out").noconvert(), nb::arg("winners").noconvert());
+      nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("x").noconvert(),
+      nb::arg("weights").noconvert().none(), "threads"_a, nb::arg("out").noconvert(), nb::arg("winners").noconvert());
   m.def(
       "max_rows_backward",
       [](Array<int64_t> out_indptr, Array<Id> rows, Optional<int64_t> places, Array<int64_t> indptr, Strided<T> grad,
-         Rows<const int32_t> winners, int threads, Rows<T> out) {
+         std::optional<Rows<const T>> weights, Rows<const int32_t> winners, int threads, Rows<T> out) {
         const auto lists = lists_of(out_indptr, rows, places, int64_t(grad.shape(0)));
+        const auto factors = weights_of<T>(weights, rows.shape(0), grad.shape(1));
         require(indptr.shape(0) == grad.shape(0) + 1 && winners.shape(0) == grad.shape(0) &&
                     winners.shape(1) == grad.shape(1) && int64_t(out.shape(0)) == lists.num_lists &&
                     out.shape(1) == grad.shape(1),
                 "the output has another shape");
         check_indptr(indptr.data(), int64_t(grad.shape(0)), int64_t(rows.shape(0)));
         nb::gil_scoped_release release;
-        max_rows_backward(lists, indptr.data(), matrix_of(grad), winners.data(), threads, out.data());
+        max_rows_backward(lists, indptr.data(), matrix_of(grad), factors, winners.data(), threads, out.data());
       },
       nb::arg("out_indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("places").noconvert().none(),
-      nb::arg("indptr").noconvert(), nb::arg("grad").noconvert(), nb::arg("winners").noconvert(), "threads"_a,
-      nb::arg("out").noconvert());
+      nb::arg("indptr").noconvert(), nb::arg("grad").noconvert(), nb::arg("weights").noconvert().none(),
+      nb::arg("winners").noconvert(), "threads"_a, nb::arg("out").noconvert());
   m.def(
       "dot_rows",
-      [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, Strided<T> y, int threads, Rows<T> out) {
+      [](Array<int64_t> indptr, Array<Id> rows, Strided<T> x, Strided<T> y, std::optional<Rows<const int32_t>> winners,
+         int threads, Rows<T> out) {
         const auto lists = lists_of(indptr, rows, {}, int64_t(x.shape(0)));
         require(int64_t(y.shape(0)) == lists.num_lists && out.shape(0) == rows.shape(0) && out.shape(1) > 0 &&
                     y.shape(1) % out.shape(1) == 0 &&
-                    (y.shape(1) == x.shape(1) || y.shape(1) == x.shape(1) * out.shape(1)),
+                    (y.shape(1) == x.shape(1) || y.shape(1) == x.shape(1) * out.shape(1)) &&
+                    (!winners || (winners->shape(0) == y.shape(0) && winners->shape(1) == y.shape(1))),
                 "the output has another shape");
         nb::gil_scoped_release release;
-        dot_rows(lists, matrix_of(x), matrix_of(y), int64_t(out.shape(1)), threads, out.data());
+        dot_rows(lists, matrix_of(x), matrix_of(y), int64_t(out.shape(1)), winners ? winners->data() : nullptr, threads,
+                 out.data());
       },
       nb::arg("indptr").noconvert(), nb::arg("rows").noconvert(), nb::arg("x").noconvert(), nb::arg("y").noconvert(),
-      "threads"_a, nb::arg("out").noconvert());
+      nb::arg("winners").noconvert().none(), "threads"_a, nb::arg("out").noconvert());
 }
 
 template <typename T>

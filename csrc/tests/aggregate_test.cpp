@@ -74,12 +74,17 @@ void check_sums(const OwnedLists<Id>& lists, const Shape& shape) {
 template <typename T, typename Id>
 void check_maxima(const OwnedLists<Id>& lists, const Shape& shape) {
   const auto x = table_of<T>(kRows, shape.width, shape.stride, whole);
-  const auto maxima = maxima_of(lists, x, 1), wanted = plain_maxima(lists, x);
-  CHECK_EQUAL(maxima.winners, wanted.winners);
-  CHECK_EQUAL(maxima.values, wanted.values);
-  const auto grad = table_of<T>(lists.num_lists(), shape.width, shape.stride, broken);
-  CHECK_EQUAL(maxima_backward(lists, transposed_of(lists, kRows), grad, wanted.winners, 1),
-              plain_maxima_backward(lists, kRows, grad, wanted.winners));
+  const auto grad = table_of<T>(lists.num_lists(), shape.width, shape.stride, whole);
+  const HeadWeights<T> weights{cells<T>(lists.num_entries() * shape.heads, whole), shape.heads};
+  for (const HeadWeights<T>& given : {HeadWeights<T>(), weights}) {
+    const auto maxima = maxima_of(lists, x, 1, given), wanted = plain_maxima(lists, x, given);
+    CHECK_EQUAL(maxima.winners, wanted.winners);
+    CHECK_EQUAL(maxima.values, wanted.values);
+    CHECK_EQUAL(maxima_backward(lists, transposed_of(lists, kRows), grad, wanted.winners, 1, given),
+                plain_maxima_backward(lists, kRows, grad, wanted.winners, given));
+    CHECK_EQUAL(dots_of(lists, x, grad, shape.heads, 1, wanted.winners.data()),
+                plain_dots(lists, x, grad, shape.heads, wanted.winners.data()));
+  }
 }
 
 template <typename T, typename Id>

@@ -68,13 +68,19 @@ OwnedLists<Id> lists_from(ByteReader& reader, const Shape& shape) {
 template <typename T, typename Id>
 void check_maxima(const OwnedLists<Id>& lists, const Shape& shape) {
   const auto x = table_from<T>(shape, shape.num_rows, 1);
-  const auto maxima = maxima_of(lists, x, shape.threads), wanted = plain_maxima(lists, x);
-  check_near(maxima.values, wanted.values, 0);
-  CHECK_EQUAL(maxima.winners, wanted.winners);
   const auto grad = table_from<T>(shape, lists.num_lists(), 2);
   const auto transposed = transposed_of(lists, shape.num_rows);
-  check_near(maxima_backward(lists, transposed, grad, maxima.winners, shape.threads),
-             plain_maxima_backward(lists, shape.num_rows, grad, maxima.winners), 0);
+  const HeadWeights<T> weights{cells_from<T>(shape, lists.num_entries(), 8), shape.heads};
+  for (const HeadWeights<T>& given : {HeadWeights<T>(), weights}) {
+    const auto maxima = maxima_of(lists, x, shape.threads, given), wanted = plain_maxima(lists, x, given);
+    check_near(maxima.values, wanted.values, 0);
+    CHECK_EQUAL(maxima.winners, wanted.winners);
+    const int32_t* winners = maxima.winners.data();
+    check_near(maxima_backward(lists, transposed, grad, maxima.winners, shape.threads, given),
+               plain_maxima_backward(lists, shape.num_rows, grad, maxima.winners, given), 0);
+    check_near(dots_of(lists, x, grad, shape.heads, shape.threads, winners),
+               plain_dots(lists, x, grad, shape.heads, winners), 0);
+  }
 }
 
 template <typename T, typename Id>

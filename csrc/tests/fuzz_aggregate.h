@@ -85,25 +85,27 @@ std::vector<T> sums_of(const OwnedLists<Id>& lists, const Table<T>& x, const Hea
 }
 
 template <typename T, typename Id>
-Maxima<T> maxima_of(const OwnedLists<Id>& lists, const Table<T>& x, int threads) {
+Maxima<T> maxima_of(const OwnedLists<Id>& lists, const Table<T>& x, int threads, const HeadWeights<T>& weights = {}) {
   const int64_t num_values = lists.num_lists() * x.width;
   Maxima<T> maxima{unwritten<T>(num_values), unwritten<int32_t>(num_values)};
-  max_rows(lists.view(), x.view(), threads, maxima.values.data(), maxima.winners.data());
+  max_rows(lists.view(), x.view(), weights.view(), threads, maxima.values.data(), maxima.winners.data());
   return maxima;
 }
 
 template <typename T, typename Id>
 std::vector<T> maxima_backward(const OwnedLists<Id>& lists, const OwnedLists<Id>& transposed, const Table<T>& grad,
-                               const std::vector<int32_t>& winners, int threads) {
+                               const std::vector<int32_t>& winners, int threads, const HeadWeights<T>& weights = {}) {
   auto out = unwritten<T>(transposed.num_lists() * grad.width);
-  max_rows_backward(transposed.view(), lists.indptr.data(), grad.view(), winners.data(), threads, out.data());
+  max_rows_backward(transposed.view(), lists.indptr.data(), grad.view(), weights.view(), winners.data(), threads,
+                    out.data());
   return out;
 }
 
 template <typename T, typename Id>
-std::vector<T> dots_of(const OwnedLists<Id>& lists, const Table<T>& x, const Table<T>& y, int64_t heads, int threads) {
+std::vector<T> dots_of(const OwnedLists<Id>& lists, const Table<T>& x, const Table<T>& y, int64_t heads, int threads,
+                       const int32_t* winners = nullptr) {
   auto out = unwritten<T>(lists.num_entries() * heads);
-  dot_rows(lists.view(), x.view(), y.view(), heads, threads, out.data());
+  dot_rows(lists.view(), x.view(), y.view(), heads, winners, threads, out.data());
   return out;
 }
 
@@ -150,12 +152,15 @@ std::vector<T> plain_sums(const OwnedLists<Id>& lists, const Table<T>& x, const 
 
 // The first NaN beats all others.
 template <typename T, typename Id>
-Maxima<T> plain_maxima(const OwnedLists<Id>& lists, const Table<T>& x) {
+Maxima<T> plain_maxima(const OwnedLists<Id>& lists, const Table<T>& x, const HeadWeights<T>& weights = {}) {
   Maxima<T> maxima;
   for (int64_t i = 0; i < lists.num_lists(); ++i)
     for (int64_t c = 0; c < x.width; ++c) {
       int32_t winner = lists.length(i) ? 0 : -1;
-      const auto value = [&](int64_t k) { return x.at(lists.row(lists.indptr[size_t(i)] + k), c); };
+      const auto value = [&](int64_t k) {
+        const int64_t e = lists.indptr[size_t(i)] + k;
+        return weights.of(lists.place(e), c, x.width) * x.at(lists.row(e), c);
+      };
       for (int64_t k = 1; k < lists.length(i); ++k)
         if (!std::isnan(value(winner)) && !(value(k) <= value(winner))) winner = int32_t(k);
       maxima.winners.push_back(winner);
@@ -183,23 +188,27 @@ OwnedLists<Id> transposed_of(const OwnedLists<Id>& lists, int64_t num_rows) {
 // Every gradient to the row whose entry had won.
 template <typename T, typename Id>
 std::vector<T> plain_maxima_backward(const OwnedLists<Id>& lists, int64_t num_rows, const Table<T>& grad,
-                                     const std::vector<int32_t>& winners) {
+                                     const std::vector<int32_t>& winners, const HeadWeights<T>& weights = {}) {
   std::vector<T> sums(size_t(num_rows * grad.width), T(0));
   for (int64_t i = 0; i < lists.num_lists(); ++i)
     for (int64_t c = 0; c < grad.width; ++c) {
       const int32_t winner = winners[size_t(i * grad.width + c)];
-      if (winner >= 0) sums[size_t(lists.row(lists.indptr[size_t(i)] + winner) * grad.width + c)] += grad.at(i, c);
+      const int64_t e = lists.indptr[size_t(i)] + winner;
+      if (winner >= 0)
+        sums[size_t(lists.row(e) * grad.width + c)] += weights.of(size_t(e), c, grad.width) * grad.at(i, c);
     }
   return sums;
 }
 
 template <typename T, typename Id>
-std::vector<T> plain_dots(const OwnedLists<Id>& lists, const Table<T>& x, const Table<T>& y, int64_t heads) {
+std::vector<T> plain_dots(const OwnedLists<Id>& lists, const Table<T>& x, const Table<T>& y, int64_t heads,
+                          const int32_t* winners = nullptr) {
   std::vector<T> dots(size_t(lists.num_entries() * heads), T(0));
   for (int64_t i = 0; i < lists.num_lists(); ++i)
     for (int64_t e = lists.indptr[size_t(i)]; e < lists.indptr[size_t(i) + 1]; ++e)
       for (int64_t c = 0; c < x.width; ++c)
-        dots[size_t(e * heads + c * heads / x.width)] += x.at(lists.row(e), c) * y.at(i, c);
+        if (!winners || winners[i * x.width + c] == e - lists.indptr[size_t(i)])
+          dots[size_t(e * heads + c * heads / x.width)] += x.at(lists.row(e), c) * y.at(i, c);
   return dots;
 }
 

@@ -148,7 +148,7 @@ Found<T> messages_of(const Case<T, Id>& of, Message message) {
   int32_t* const winners = is_max ? found.winners.data() : nullptr;
   message_rows(of.lists.view(), of.x.view(), of.term(), message, false, of.threads, found.out.data(), winners);
   if (is_max)
-    max_rows_backward(of.transposed.view(), of.lists.indptr.data(), of.grad.view(), winners, of.threads,
+    max_rows_backward(of.transposed.view(), of.lists.indptr.data(), of.grad.view(), {}, winners, of.threads,
                       found.to_x.data());
   else
     message_rows_backward(of.transposed.view(), of.x.view(), of.term(), message, of.grad.view(), of.threads,

@@ -167,7 +167,13 @@ def sum_rows(
     out: NDArray[Any],
 ) -> None: ...
 def max_rows(
-    indptr: NDArray[Any], rows: NDArray[Any], x: NDArray[Any], threads: int, out: NDArray[Any], winners: NDArray[Any]
+    indptr: NDArray[Any],
+    rows: NDArray[Any],
+    x: NDArray[Any],
+    weights: NDArray[Any] | None,
+    threads: int,
+    out: NDArray[Any],
+    winners: NDArray[Any],
 ) -> None: ...
 def max_rows_backward(
     out_indptr: NDArray[Any],
@@ -175,6 +181,7 @@ def max_rows_backward(
     places: NDArray[Any] | None,
     indptr: NDArray[Any],
     grad: NDArray[Any],
+    weights: NDArray[Any] | None,
     winners: NDArray[Any],
     threads: int,
     out: NDArray[Any],
@@ -259,7 +266,13 @@ def pair_scores_backward_right(
     grad_weight: NDArray[Any] | None,
 ) -> None: ...
 def dot_rows(
-    indptr: NDArray[Any], rows: NDArray[Any], x: NDArray[Any], y: NDArray[Any], threads: int, out: NDArray[Any]
+    indptr: NDArray[Any],
+    rows: NDArray[Any],
+    x: NDArray[Any],
+    y: NDArray[Any],
+    winners: NDArray[Any] | None,
+    threads: int,
+    out: NDArray[Any],
 ) -> None: ...
 def softmax_lists(
     indptr: NDArray[Any], scores: NDArray[Any], grad: NDArray[Any] | None, threads: int, out: NDArray[Any]

@@ -18,7 +18,7 @@ from hoploom.ops.edges import add_ends
 from hoploom.ops.kernels import aggregate as kernels
 from hoploom.ops.kernels import messages
 
-CASES = [("sum", 0), ("sum", 2), ("mean", 0), ("mean", 1), ("max", 0), ("softmax", 2)]
+CASES = [("sum", 0), ("sum", 2), ("mean", 0), ("mean", 1), ("max", 0), ("max", 2), ("softmax", 2)]
 
 
 def test_no_lists_no_entries_and_no_columns_give_nothing_or_zeros(device: torch.device) -> None:
@@ -28,10 +28,10 @@ def test_no_lists_no_entries_and_no_columns_give_nothing_or_zeros(device: torch.
     for indptr, width in ((empty, 5), (two, 5), (two, 0)):
         shape = (indptr.numel() - 1, width)
         assert torch.equal(kernels.sum_rows(indptr, none, None, x[:, :width], None, True), x.new_zeros(shape))
-        greatest, winners = kernels.max_rows(indptr, none, x[:, :width])
+        greatest, winners = kernels.max_rows(indptr, none, x[:, :width], None)
         assert torch.equal(greatest, x.new_zeros(shape))
         assert torch.equal(winners, torch.full(shape, -1, dtype=torch.int32, device=device))
-    assert kernels.dot_rows(two, none, none, x, x[:2], 1).shape == (0, 1)
+    assert kernels.dot_rows((two, none, none), x, x[:2], 1, None).shape == (0, 1)
     assert kernels.softmax_lists(two, torch.ones(0, 2, device=device), None).shape == (0, 2)
 
 

@@ -89,6 +89,7 @@ def _on(device: torch.device, edges: InEdges) -> tuple[Tensor, Tensor]:
     [
         ("sum", "relu", 24, None), ("sum", "relu", 140, 2), ("mean", "relu", 1, 1), ("mean", "relu", 33, 6),
         ("sum", "square", 24, 3), ("mean", "square", 7, None), ("sum", "relu", 8, 70), ("max", "relu", 8, 3),
+        ("max", None, 24, None), ("max", None, 33, 6), ("max", "relu", 140, 1),
     ],
 )  # fmt: skip
 def test_messages_and_their_gradients_are_the_cores(
@@ -99,7 +100,7 @@ def test_messages_and_their_gradients_are_the_cores(
         return ops.aggregate_messages(x, edges, reduce, EdgeTerm(*term), act)
 
     leaves, term = [drawn(SOURCES, width, seed=0)], term_of(EDGES, width, k)
-    behind = 7.0 if reduce == "max" or k == 70 else torch.nan  # torch projects all rows there
+    behind = 7.0 if k == 70 else torch.nan  # torch projects all rows there
     assert_same(compute, leaves, term, monkeypatch, by_kernels, device, behind)
 
 
@@ -160,18 +161,25 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.parametrize("in_core", [False, True])
 def test_a_node_with_many_neighbours_takes_no_row_of_full_width_per_edge(
-    device: torch.device, by_kernels: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    in_core: bool, device: torch.device, by_kernels: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_kernels()
+    if in_core:
+        device = torch.device("cpu")
+    else:
+        by_kernels()
     monkeypatch.setattr(kernels, "SPREAD", 64 * 100)
     if device.type != "cuda":  # what the interpreter makes is not in a device's memory
-        monkeypatch.setattr(kernels, "launch", lambda *arguments, **constants: None)
+        for module in (aggregate, kernels):
+            monkeypatch.setattr(module, "launch", lambda *arguments, **constants: None)
     num_edges = 100_000
     edges = InEdges(*_on(device, edges_of((num_edges,))), SOURCES)
     leaves = [torch.ones(shape, device=device).requires_grad_() for shape in ((SOURCES, 64), (1, 64), (2, 32))]
     term = [torch.ones(shape, device=device).requires_grad_() for shape in ((num_edges, 3), (64, 3))]
     with Largest() as largest:
-        ops.aggregate_messages(leaves[0], edges, "sum", EdgeTerm(*term), "relu").sum().backward()
+        for reduce in ("sum", "max"):
+            ops.aggregate_messages(leaves[0], edges, reduce, EdgeTerm(*term), "relu").sum().backward()
+        ops.aggregate(leaves[0], edges, "max", term[0][:, :2]).sum().backward()
         ops.pair_scores(*leaves[:2], edges, leaves[2], 0.2, EdgeTerm(*term)).sum().backward()
     assert largest.size <= 3 * (num_edges + 1)

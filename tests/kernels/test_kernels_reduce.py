@@ -240,26 +240,33 @@ def test_maxima_and_their_gradients_are_the_cores_and_those_by_hand(
 ) -> None:
     edges = drawn.edges
     x = drawn.rows(edges.num_sources, drawn.sources, dtype, device)
+    weights = drawn.behind(drawn.values((len(drawn.sources), drawn.heads), wide(dtype), 2)) if drawn.heads else None
     with fenced_off(drawn.window):
-        found, won = kernels.max_rows(*lists_on(device, edges), x)
-    expected, winners = core.max_rows(edges.indptr, edges.sources, x.cpu().to(wide(dtype)))
+        found, won = kernels.max_rows(*lists_on(device, edges), x, *on(device, weights))
+    expected, winners = core.max_rows(edges.indptr, edges.sources, x.cpu().to(wide(dtype)), weights)
     assert torch.equal(won.cpu(), winners)
     assert_bits(found, expected.to(dtype))
-    by_hand, first = greatest(edges.indptr, x.cpu()[drawn.sources][:, :5])
-    assert_bits(found[:, :5], by_hand)
+    factors = None if weights is None else weights[: len(drawn.sources)].repeat_interleave(drawn.share, 1)
+    rows = x.cpu().to(wide(dtype))[drawn.sources] * (1 if factors is None else factors)
+    by_hand, first = greatest(edges.indptr, rows[:, :5])
+    assert_bits(found[:, :5], by_hand.to(dtype))
     assert torch.equal(won[:, :5].cpu(), first)
 
     lists = drawn.transposed()
     grad = drawn.rows(edges.num_destinations, drawn.destinations, dtype, device, 1)
     with fenced_off(drawn.window):
-        spread = kernels.max_rows_backward(*on(device, *lists, edges.indptr), grad, won)
+        spread = kernels.max_rows_backward(on(device, *lists), edges.indptr.to(device), grad, *on(device, weights), won)
+        dots = kernels.dot_rows(ends(edges, device), x, grad, max(1, drawn.heads), won)
     short = lists[0].diff() <= drawn.window
-    backward = core.max_rows_backward(*lists, edges.indptr, grad.cpu().to(wide(dtype)), winners)
+    backward = core.max_rows_backward(lists, edges.indptr, grad.cpu().to(wide(dtype)), weights, winners)
     assert_bits(spread[short.to(device)], backward[short].to(dtype))
     numbers = torch.arange(len(drawn.sources)) - edges.indptr[drawn.destinations]
     has_won = winners[drawn.destinations] == numbers[:, None]
-    terms = torch.where(has_won, grad.cpu().double()[drawn.destinations], 0)[lists[2][: len(drawn.sources)]]
-    assert_near(spread, summed(lists[0], terms), lists[0].diff()[:, None] + 1, summed(lists[0], terms.abs()))
+    sent = grad.cpu().double()[drawn.destinations]
+    terms = torch.where(has_won, sent if factors is None else sent * factors, 0)[lists[2][: len(drawn.sources)]]
+    assert_near(spread, summed(lists[0], terms), lists[0].diff()[:, None] + 2, summed(lists[0], terms.abs()))
+    products = torch.where(has_won, sent * x.cpu().double()[drawn.sources], 0).view(len(sent), max(1, drawn.heads), -1)
+    assert_near(dots.cpu()[: len(sent)], products.sum(2), drawn.share + 1, products.abs().sum(2))
 
 
 WIDE = InEdges(torch.tensor([0, 3, 3, 8, 9]), torch.tensor([0, 4, 2, 1, 1, 3, 0, 2, 4]), 5)
@@ -274,15 +281,15 @@ def test_reductions_of_wide_rows_are_the_cores(device: torch.device) -> None:
     x, y = wide_rows(5, dtype), wide_rows(4, dtype).flip(1)
     with fenced_off(8):
         mean = kernels.sum_rows(*lists_on(device, WIDE), None, x.to(device), None, True)
-        found, won = kernels.max_rows(*lists_on(device, WIDE), x.to(device))
-        dots = kernels.dot_rows(*ends(WIDE, device), x.to(device), y.to(device), 2)
+        found, won = kernels.max_rows(*lists_on(device, WIDE), x.to(device), None)
+        dots = kernels.dot_rows(ends(WIDE, device), x.to(device), y.to(device), 2, None)
     assert_bits(mean, core.sum_rows(WIDE.indptr, WIDE.sources, None, x.to(wide(dtype)), None, True).to(dtype))
-    expected, winners = core.max_rows(WIDE.indptr, WIDE.sources, x.to(wide(dtype)))
+    expected, winners = core.max_rows(WIDE.indptr, WIDE.sources, x.to(wide(dtype)), None)
     assert_bits(found, expected.to(dtype))
     assert torch.equal(won.cpu(), winners)
     terms = (x.double()[WIDE.sources] * y.double()[WIDE.destinations]).view(9, 2, 301)
     assert_near(
-        dots, core.dot_rows(*ends(WIDE), x.to(wide(dtype)), y.to(wide(dtype)), 2).double(), 602, terms.abs().sum(2)
+        dots, core.dot_rows(ends(WIDE), x.to(wide(dtype)), y.to(wide(dtype)), 2, None).double(), 602, terms.abs().sum(2)
     )
 
 
@@ -294,12 +301,12 @@ def test_dot_products_are_the_cores_and_those_by_hand(device: torch.device, dtyp
     x = drawn.rows(edges.num_sources, drawn.sources, dtype, device)
     y = drawn.rows(edges.num_destinations, drawn.destinations, dtype, device, 1)
     with fenced_off(drawn.window):
-        found = kernels.dot_rows(*ends(edges, device), x, y, heads).cpu()
+        found = kernels.dot_rows(ends(edges, device), x, y, heads, None).cpu()
     length = len(drawn.sources)
     assert not found[length:].any()
     terms = x.cpu().double()[drawn.sources] * y.cpu().double()[drawn.destinations]
     terms = terms.view(length, heads, drawn.share)
-    expected = core.dot_rows(*ends(edges), x.cpu().to(wide(dtype)), y.cpu().to(wide(dtype)), heads)
+    expected = core.dot_rows(ends(edges), x.cpu().to(wide(dtype)), y.cpu().to(wide(dtype)), heads, None)
     for exact, roundings in ((terms.sum(2), drawn.share), (expected.double(), 2 * drawn.share)):
         assert_near(found[:length], exact[:length], roundings, terms.abs().sum(2))
 

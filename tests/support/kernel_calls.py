@@ -88,9 +88,10 @@ def make_reductions() -> None:
         for weights in (scores.float(), None):
             for mean in (True, False):
                 aggregate.sum_rows(indptr, sources, places, x, weights, mean)
-        _, winners = aggregate.max_rows(indptr, sources, x)
-        aggregate.max_rows_backward(indptr, sources, places, indptr, x, winners)
-        aggregate.dot_rows(indptr, sources, edges.destinations, x, x, 4)
+        for weights in (scores.float(), None):
+            _, winners = aggregate.max_rows(indptr, sources, x, weights)
+            aggregate.max_rows_backward((indptr, sources, places), indptr, x, weights, winners)
+            aggregate.dot_rows(edges.lists, x, x, 4, None if weights is None else winners)
         aggregate.softmax_lists(indptr, scores, None)
         aggregate.softmax_lists(indptr, scores, scores)
 
@@ -104,7 +105,7 @@ def make_messages() -> None:
         narrow, weight, wide = torch.zeros(num_edges, 5), torch.zeros(256, 5), torch.zeros(num_edges, 256)
         for rows, projection in ((narrow, weight), (wide, None)):
             term = rows.to(dtype).requires_grad_(), None if projection is None else projection.to(dtype)
-            for act, mean in (("relu", True), ("square", False)):
+            for act, mean in (("relu", True), ("square", False), ("max", False)):
                 messages.Messages.apply(x, *term, edges, act, mean).sum().backward()
             messages.Scores.apply(x, right, att, *term, edges, 0.2).sum().backward()
 

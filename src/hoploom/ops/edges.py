@@ -170,6 +170,11 @@ class InEdges:
         found = torch.repeat_interleave(lists, self.degrees, output_size=length)
         return found if length == self.num_edges else torch.cat([found, found.new_zeros(self.num_edges - length)])
 
+    @property
+    def lists(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The edges in the form that functions of ops.rows take: indptr, sources, destinations."""
+        return self.indptr, self.sources, self.destinations
+
     @cached_property
     def senders(self) -> Tensor:
         """`sources`, with 0 (a valid index) in the entries after the last edge: [num_edges] int32 or int64."""
@@ -336,16 +341,11 @@ def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor
     values = x.flatten(1)
     if reduce == "max" or x.dtype not in _reductions(x).SUMMED:
         values = _native(values)
-    if reduce == "max" and weights is not None:  # the one case with a tensor of messages
-        heads = weights.shape[1] if weights.dim() == 2 else 1
-        messages = add_ends(values, None, edges).view(edges.num_edges, heads, values.shape[1] // heads)
-        messages = messages * weights.to(values.dtype).view(edges.num_edges, heads, 1)
-        out = _apply(_Max, messages.flatten(1), edges.own_rows)
-    elif reduce == "max":
-        out = _apply(_Max, values, edges)
+    if weights is not None:
+        weights = _weights(weights.unsqueeze(1) if weights.dim() == 1 else weights, edges, values.dtype, reduce)
+    if reduce == "max":
+        out = _apply(_Max, values, weights, edges)
     else:
-        if weights is not None:
-            weights = _weights(weights.unsqueeze(1) if weights.dim() == 1 else weights, edges, values.dtype, reduce)
         out = _apply(_Sum, values, weights, edges, reduce == "mean")
     return out.to(x.dtype).view(edges.num_destinations, *x.shape[1:])
 
@@ -428,9 +428,8 @@ class _Sum(Function):
         if ctx.needs_input_grad[0]:
             grad_x = _spread(grad, edges, weights, share)
         if ctx.needs_input_grad[1]:
-            grad_weights = _reductions(x).dot_rows(
-                edges.indptr, edges.sources, edges.destinations, _native(x), _native(grad), weights.shape[1]
-            )
+            heads = weights.shape[1]
+            grad_weights = _reductions(x).dot_rows(edges.lists, _native(x), _native(grad), heads, None)
             if share is not None:
                 grad_weights *= share[edges.destinations].unsqueeze(1)
         return grad_x, grad_weights, None, None
@@ -449,17 +448,24 @@ def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor 
 
 class _Max(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, edges: InEdges) -> Tensor:
-        ctx.edges = edges
+    def forward(ctx: Any, x: Tensor, weights: Tensor | None, edges: InEdges) -> Tensor:
         greatest: Tensor
-        greatest, ctx.winners = _reductions(x).max_rows(edges.indptr, edges.sources, x)
+        greatest, winners = _reductions(x).max_rows(edges.indptr, edges.sources, x, weights)
+        ctx.edges = edges
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights, winners)
         return greatest
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         edges: InEdges = ctx.edges
-        return _reductions(grad).max_rows_backward(*edges.transposed, edges.indptr, grad, ctx.winners), None
+        x, weights, winners = ctx.saved_tensors
+        grad_x = grad_weights = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _reductions(grad).max_rows_backward(edges.transposed, edges.indptr, grad, weights, winners)
+        if ctx.needs_input_grad[1]:
+            grad_weights = _reductions(grad).dot_rows(edges.lists, x, grad, weights.shape[1], winners)
+        return grad_x, grad_weights, None
 
 
 class _Softmax(Function):

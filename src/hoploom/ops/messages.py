@@ -1,7 +1,7 @@
 """Aggregate messages that depend on the edge, and score edges by their ends; forward and backward.
 
-The core (CPU) or kernels (GPU) add up messages as they make them; only for a maximum on a GPU, there is a tensor
-[num_edges, width] of them. Results do not depend on the number of threads. Second derivatives are not supported.
+The core (CPU) or kernels (GPU) aggregate messages as they make them. Results do not depend on the number of threads.
+Second derivatives are not supported.
 """
 
 from types import ModuleType
@@ -24,8 +24,7 @@ Act = Literal["relu", "square"]
 MessageReduce = Literal["sum", "mean", "max"]
 
 MOST_FUSED = 64  # columns of features that the core multiplies by the weight; a matrix product is faster for more
-SUMS: dict[Act, int] = {"relu": 0, "square": 1}  # numbered as in csrc/messages.h
-MAX = 2
+MESSAGES = {"relu": 0, "square": 1, "max": 2}  # numbered as in csrc/messages.h
 
 
 class EdgeTerm(NamedTuple):
@@ -67,14 +66,9 @@ def aggregate_messages(
         if added.weight is not None:
             of_edges = F.linear(of_edges, added.weight)
         return (aggregate(values, edges, reduce) + of_edges).to(x.dtype)
-    if _rows.runs_in_core(values):
-        message = MAX if reduce == "max" or act is None else SUMS[act]
-        out = _edges._apply(_Messages, values, *_fused(added), edges, message, reduce == "mean")
-        return (out.relu() if message == MAX and act else out).to(x.dtype)
-    if reduce != "max":
-        return _edges._apply(_kernels().Messages, values, *_fused(added), edges, act, reduce == "mean").to(x.dtype)
-    out = aggregate(_edges.add_ends(values, None, edges) + added.projected, edges.own_rows, "max")
-    return (out.relu() if act else out).to(x.dtype)
+    messages, of = _Messages if _rows.runs_in_core(values) else _kernels().Messages, "max" if reduce == "max" else act
+    out = _edges._apply(messages, values, *_fused(added), edges, of, reduce == "mean")
+    return (out.relu() if of == "max" and act else out).to(x.dtype)
 
 
 def pair_scores(
@@ -226,13 +220,13 @@ def _array(tensor: Tensor | None) -> Any:
 class _Messages(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, message: int, mean: bool
+        ctx: Any, x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, message: str, mean: bool
     ) -> Tensor:
         call, shape = _Call(edges, rows, weight), (edges.num_destinations, x.shape[1])
-        out, winners = empty(shape, x.dtype), empty(shape, torch.int32) if message == MAX else None
-        arrays = out.numpy(), _array(winners)
-        _core.message_rows(*call.lists, _matrix(x), *call.term, message, mean, torch.get_num_threads(), *arrays)
-        ctx.edges, ctx.message, ctx.mean, ctx.winners = edges, message, mean, winners
+        out, winners = empty(shape, x.dtype), empty(shape, torch.int32) if message == "max" else None
+        given, threads = (*call.lists, _matrix(x), *call.term), torch.get_num_threads()
+        _core.message_rows(*given, MESSAGES[message], mean, threads, out.numpy(), _array(winners))
+        ctx.edges, ctx.message, ctx.mean, ctx.winners = edges, MESSAGES[message], mean, winners
         ctx.save_for_backward(x, rows, weight)
         return out
 
@@ -247,8 +241,8 @@ class _Messages(Function):
             grad = grad / edges.degrees.clamp(min=1).unsqueeze(1)
         x_, grad_ = _matrix(x), _matrix(grad)
         to_x = None
-        if ctx.needs_input_grad[0] and ctx.message == MAX:
-            to_x = max_rows_backward(*edges.transposed, edges.indptr, grad, ctx.winners)
+        if ctx.needs_input_grad[0] and ctx.winners is not None:
+            to_x = max_rows_backward(edges.transposed, edges.indptr, grad, None, ctx.winners)
         elif ctx.needs_input_grad[0]:
             to_x = empty(tuple(x.shape), x.dtype)
             lists = call.transposed
@@ -281,7 +275,7 @@ class _HeadSums(Function):
             _core.sum_rows(*call.transposed, _matrix(grad), call.term[0], False, threads, to_x.numpy())
         to_weights, _ = call.gradients((*ctx.needs_input_grad[1:2], False))
         if to_weights is not None:
-            _core.dot_rows(*call.lists, _matrix(x), _matrix(grad), threads, to_weights[: call.length].numpy())
+            _core.dot_rows(*call.lists, _matrix(x), _matrix(grad), None, threads, to_weights[: call.length].numpy())
         return to_x, to_weights, None
 
 
@@ -332,9 +326,7 @@ class _Dots(Function):
     def forward(ctx: Any, left: Tensor, right: Tensor, edges: InEdges, heads: int) -> Tensor:
         ctx.edges = edges
         ctx.save_for_backward(left, right)
-        dots: Tensor = _edges._reductions(left).dot_rows(
-            edges.indptr, edges.sources, edges.destinations, left, right, heads
-        )
+        dots: Tensor = _edges._reductions(left).dot_rows(edges.lists, left, right, heads, None)
         return dots
 
     @staticmethod
@@ -357,8 +349,8 @@ class _Softened(Function):
     def forward(ctx: Any, scores: Tensor, edges: InEdges) -> tuple[Tensor, Tensor]:
         reductions, places = _edges._reductions(scores), torch.arange(edges.num_edges, device=scores.device)
         weights: Tensor = reductions.softmax_lists(edges.indptr, scores, None)
-        greatest, _ = reductions.max_rows(edges.indptr, places, scores)
-        share, _ = reductions.max_rows(edges.indptr, places, weights)  # exp(greatest) / total
+        greatest, _ = reductions.max_rows(edges.indptr, places, scores, None)
+        share, _ = reductions.max_rows(edges.indptr, places, weights, None)  # exp(greatest) / total
         ctx.edges = edges
         ctx.save_for_backward(weights)
         return weights, (greatest - share.log()).masked_fill_((edges.degrees == 0).unsqueeze(1), -torch.inf)

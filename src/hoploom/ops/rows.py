@@ -138,6 +138,7 @@ def scatter_rows(rows: Tensor, places: Tensor, out: Tensor) -> None:
 
 # --- over lists ----------------------------------------------------------------------------------
 
+Lists = tuple[Tensor, Tensor, Tensor | None]  # indptr, rows, and places; for dot_rows, the list of each entry
 NATIVE = (torch.float32, torch.float64)  # what the core reduces; callers convert half precision first
 SUMMED = (*NATIVE, torch.bfloat16)  # what sum_rows takes
 
@@ -150,39 +151,45 @@ def sum_rows(
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     entries = torch.arange(length) if rows is None else rows[:length]
     at = None if places is None else places[:length].numpy()
-    given = None if weights is None else weights[:length].detach().contiguous().numpy()
     lists = (indptr.numpy(), entries.numpy(), at)
-    _core.sum_rows(*lists, _matrix(x), given, mean, torch.get_num_threads(), _array(out))
+    _core.sum_rows(*lists, _matrix(x), _first(weights, length), mean, torch.get_num_threads(), _array(out))
     return out
 
 
-def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each list's maximum per column, and the index in the list of the first entry with it (-1: empty list)."""
+def max_rows(indptr: Tensor, rows: Tensor, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return each list's maximum of weight * row per column, and the index in the list of the first entry with it.
+
+    An empty list has zeros, and the index -1.
+    """
+    length = int(indptr[-1])
     out = empty((indptr.numel() - 1, x.shape[1]), x.dtype)
     winners = empty((indptr.numel() - 1, x.shape[1]), torch.int32)
-    lists = (indptr.numpy(), rows[: int(indptr[-1])].numpy())
-    _core.max_rows(*lists, _matrix(x), torch.get_num_threads(), out.numpy(), winners.numpy())
+    lists, given = (indptr.numpy(), rows[:length].numpy()), _first(weights, length)
+    _core.max_rows(*lists, _matrix(x), given, torch.get_num_threads(), out.numpy(), winners.numpy())
     return out, winners
 
 
-def max_rows_backward(
-    indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
-) -> Tensor:
+def max_rows_backward(lists: Lists, starts: Tensor, grad: Tensor, weights: Tensor | None, winners: Tensor) -> Tensor:
     """Return the gradient of x in `max_rows`. List r names the lists there with row r; `starts` is their `indptr`."""
+    indptr, rows, places = lists
     length = int(indptr[-1])
     out = empty((indptr.numel() - 1, grad.shape[1]), grad.dtype)
     at = None if places is None else places[:length].numpy()
-    lists = (indptr.numpy(), rows[:length].numpy(), at, starts.numpy())
-    _core.max_rows_backward(*lists, _matrix(grad), winners.numpy(), torch.get_num_threads(), out.numpy())
+    given = (_matrix(grad), _first(weights, length), winners.numpy())
+    entries = (indptr.numpy(), rows[:length].numpy(), at, starts.numpy())
+    _core.max_rows_backward(*entries, *given, torch.get_num_threads(), out.numpy())
     return out
 
 
-def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
-    """Return, per entry and head, the dot product of the entry's row of x and row lists_of[entry] of y."""
-    length = int(indptr[-1])
+def dot_rows(lists: Lists, x: Tensor, y: Tensor, heads: int, winners: Tensor | None) -> Tensor:
+    """Return, per entry and head, the dot product of the entry's row of x and its list's row of y.
+
+    With `winners` of max_rows, the product is over the columns that the entry has won.
+    """
+    (indptr, rows, _), length = lists, int(lists[0][-1])
     out = empty((rows.numel(), heads), x.dtype)
-    lists = (indptr.numpy(), rows[:length].numpy())
-    _core.dot_rows(*lists, _matrix(x), _matrix(y), torch.get_num_threads(), out[:length].numpy())
+    entries, won = (indptr.numpy(), rows[:length].numpy()), None if winners is None else winners.numpy()
+    _core.dot_rows(*entries, _matrix(x), _matrix(y), won, torch.get_num_threads(), out[:length].numpy())
     out[length:] = 0
     return out
 
@@ -191,11 +198,15 @@ def softmax_lists(indptr: Tensor, scores: Tensor, grad: Tensor | None) -> Tensor
     """Return the softmax of each list's `scores`. With `grad`, `scores` are a softmax: return its gradient instead."""
     length = int(indptr[-1])
     out = empty(tuple(scores.shape), scores.dtype)
-    given = None if grad is None else grad[:length].contiguous().numpy()
-    entries = scores[:length].detach().contiguous().numpy()
-    _core.softmax_lists(indptr.numpy(), entries, given, torch.get_num_threads(), out[:length].numpy())
+    given = _first(scores, length), _first(grad, length)
+    _core.softmax_lists(indptr.numpy(), *given, torch.get_num_threads(), out[:length].numpy())
     out[length:] = 0
     return out
+
+
+def _first(rows: Tensor | None, length: int) -> Any:
+    """Return the rows of the entries that are there as a NumPy array for the core."""
+    return None if rows is None else rows[:length].detach().contiguous().numpy()
 
 
 def _matrix(tensor: Tensor) -> Any:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from hoploom.ops.kernels import reduce
 from hoploom.ops.kernels.launch import blocks_of, launch
+from hoploom.ops.rows import Lists
 
+Term = tuple[Tensor | None, Tensor | None]  # features [num_entries, k], and a weight [k, width] or rows as wide as x
 NATIVE = SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 THREADS = 128  # per program: four warps, Triton's default
 LOAD_BYTES = 16  # that a thread reads at once if addresses allow it
@@ -72,11 +74,11 @@ def sum_rows(
     return _sum(indptr, (rows, places), x, (given, None, None), num_entries, mean=mean)
 
 
-def max_rows_backward(
-    indptr: Tensor, rows: Tensor, places: Tensor | None, starts: Tensor, grad: Tensor, winners: Tensor
-) -> Tensor:
+def max_rows_backward(lists: Lists, starts: Tensor, grad: Tensor, weights: Tensor | None, winners: Tensor) -> Tensor:
     """Implement `hoploom.ops.rows.max_rows_backward` on a device."""
-    return _sum(indptr, (rows, places), grad, (None, winners, starts), rows.numel(), mean=False)
+    indptr, rows, places = lists
+    given = None if weights is None else weights.contiguous()
+    return _sum(indptr, (rows, places), grad, (given, winners, starts), rows.numel(), mean=False)
 
 
 def _sum(
@@ -103,33 +105,37 @@ def _sum(
     return out
 
 
-def max_rows(indptr: Tensor, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Implement `hoploom.ops.rows.max_rows` on a device."""
+def max_rows(
+    indptr: Tensor, rows: Tensor, x: Tensor, weights: Tensor | None, term: Term = (None, None)
+) -> tuple[Tensor, Tensor]:
+    """Implement `hoploom.ops.rows.max_rows` on a device. A term of each entry is added to its weight * row."""
     x, num_lists = _matrix(x), indptr.numel() - 1
     out = torch.empty((num_lists, x.shape[1]), dtype=x.dtype, device=x.device)
     winners = torch.empty((num_lists, x.shape[1]), dtype=torch.int32, device=x.device)
     if out.numel() == 0:
         return out, winners
-    tiles, windows = tiles_of(1, x), windows_of(rows.numel(), num_lists)
-    sizes = (tiles.share, x.stride(0) // tiles.unit)
-    given: dict[str, Any] = {"device": x.device, "UNIT": tiles.unit, "COLUMNS": tiles.columns, "AHEAD": AHEAD}
+    heads = 1 if weights is None else weights.shape[1]
+    tiles, windows = tiles_of(heads, x), windows_of(rows.numel(), num_lists)
+    given = indptr, rows, x, None if weights is None else weights.contiguous(), *term
+    sizes = heads, 0 if term[0] is None else term[0].shape[1], tiles.share, x.stride(0) // tiles.unit
+    constants: dict[str, Any] = {"device": x.device, "UNIT": tiles.unit, "COLUMNS": tiles.columns, "AHEAD": AHEAD}
     launch(
         reduce.max_short, (*blocks_of(num_lists, tiles.lists), tiles.blocks),
-        indptr, rows, x, out, winners, num_lists, windows.length, *sizes, SUM=_language(x), LISTS=tiles.lists, **given,
+        *given, out, winners, num_lists, windows.length, *sizes, SUM=_language(x), LISTS=tiles.lists, **constants,
     )  # fmt: skip
     if windows.number:
         pieces = torch.empty((2, windows.number, x.shape[1]), dtype=_wide(x), device=x.device)
         won = torch.empty(pieces.shape, dtype=torch.int32, device=x.device)
         where = (num_lists, windows.steps, windows.length)
         grid = (windows.number, tiles.blocks)
-        launch(reduce.max_windows, (*grid, 2), indptr, rows, x, pieces, won, *where, *sizes, SUM=_language(x), **given)
-        launch(reduce.max_pieces, grid, indptr, pieces, won, out, winners, *where, tiles.share, **given)
+        launch(reduce.max_windows, (*grid, 2), *given, pieces, won, *where, *sizes, SUM=_language(x), **constants)
+        launch(reduce.max_pieces, grid, indptr, pieces, won, out, winners, *where, heads, tiles.share, **constants)
     return out, winners
 
 
-def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tensor, heads: int) -> Tensor:
+def dot_rows(lists: Lists, x: Tensor, y: Tensor, heads: int, winners: Tensor | None) -> Tensor:
     """Implement `hoploom.ops.rows.dot_rows` on a device; return float32 for half-precision rows."""
-    x, y = _matrix(x), _matrix(y)
+    (indptr, rows, lists_of), x, y = lists, _matrix(x), _matrix(y)
     out = torch.empty((rows.numel(), heads), dtype=_wide(x), device=x.device)
     if x.shape[1] == 0 or out.numel() == 0:
         return out.zero_()
@@ -137,7 +143,7 @@ def dot_rows(indptr: Tensor, rows: Tensor, lists_of: Tensor, x: Tensor, y: Tenso
     some = min(4 * tiles.lists, MOST_LISTS)
     launch(
         reduce.dot_edges, (*blocks_of(rows.numel(), some), heads),
-        indptr, rows, lists_of, x, y, out, indptr.numel() - 1, rows.numel(), heads,
+        indptr, rows, lists_of, x, y, winners, out, indptr.numel() - 1, rows.numel(), heads,
         tiles.share, x.stride(0) // tiles.unit, y.stride(0) // tiles.unit,
         device=x.device, UNIT=tiles.unit, EDGES=some, COLUMNS=tiles.columns,
     )  # fmt: skip

@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from hoploom.ops.edges import InEdges
 from hoploom.ops.kernels import reduce
-from hoploom.ops.kernels.aggregate import Tiles, _language, _wide, tiles_of, windows_of
+from hoploom.ops.kernels.aggregate import Tiles, _language, _wide, max_rows, max_rows_backward, tiles_of, windows_of
 from hoploom.ops.kernels.launch import blocks_of, launch
-from hoploom.ops.kernels.reduce import at_entry, columns_of, long_list, scaled
+from hoploom.ops.kernels.reduce import at_entry, columns_of, long_list, scaled, term_of
 
 TILE = 2048  # values of a program [edges, columns]
 MOST_EDGES = 16  # that a program reads at once
@@ -31,25 +31,20 @@ SIZES = ["num_lists", "num_edges", "first", "steps", "share_units"]
 
 @triton.jit
 def message_of(
-    base, x, x_at, term, weight, term_at, row_grad, grad_at, edge_grad, width, heads, num_features, columns, live,
+    base, x, x_at, term, weight, term_at, row_grad, grad_at, edge_grad, won, width, heads, num_features, columns, live,
     inside, ACT: tl.constexpr, SLOPE: tl.constexpr, BY_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Return act(base + row of x + term) per edge [edges, columns]; with a gradient of it, that of its argument.
 
-    With BY_VALUE, the latter is multiplied by the argument. What is not loaded counts as 0, so other edges get 0.
+    With BY_VALUE, the latter is multiplied by the argument. What is not loaded counts as 0, so other edges get 0. For
+    the gradient of a maximum, `won` are the columns that the edge has won.
     """
     mask = live & inside
     value = base
     if x is not None:
         value = value + tl.load(x + x_at * width + columns, mask=mask, other=0).to(base.dtype)
-    if weight is not None:
-        added = tl.zeros(mask.shape, base.dtype)
-        for k in range(num_features):
-            feature = tl.load(term + term_at * num_features + k, mask=live, other=0).to(base.dtype)
-            added += feature * tl.load(weight + k * width + columns, mask=inside, other=0).to(base.dtype)
-        value = value + added
-    elif term is not None:
-        value = value + tl.load(term + term_at * width + columns, mask=mask, other=0).to(base.dtype)
+    if term is not None:
+        value = value + term_of(value, term, weight, term_at, width, num_features, columns, live, inside)
     if row_grad is not None:
         grad = tl.load(row_grad + grad_at * width + columns, mask=mask, other=0).to(base.dtype)
     elif edge_grad is not None:
@@ -62,6 +57,8 @@ def message_of(
             found = value * value
         else:
             found = tl.where(value > 0, value, value * SLOPE)
+    elif won is not None:
+        found = tl.where(won, grad, 0)
     elif ACT == "square":
         found = 2 * value * grad
     else:
@@ -99,8 +96,8 @@ def sum_messages(
             entry = first + tl.arange(0, EDGES)[:, None]
             at = at_entry(rows, entry, end)
             total += message_of(
-                base, x, at, term, weight, at_entry(places, entry, end), row_grad, at, edge_grad, width, heads,
-                num_features, columns, entry < end, inside, ACT, SLOPE, BY_VALUE,
+                base, x, at, term, weight, at_entry(places, entry, end), row_grad, at, edge_grad, None,
+                width, heads, num_features, columns, entry < end, inside, ACT, SLOPE, BY_VALUE,
             )  # fmt: skip
         found = scaled(tl.sum(total, 0)[None, :], end - begin, MEAN)
         tl.store(out + piece * width + columns, found, mask=inside)
@@ -108,9 +105,9 @@ def sum_messages(
 
 @triton.jit(do_not_specialize=SIZES)
 def each_message(
-    indptr, sources, destinations, x, y, term, weight, row_grad, edge_grad, att, out, num_lists, first, num_edges,
-    heads, num_features, share_units, ACT: tl.constexpr, SLOPE: tl.constexpr, UNIT: tl.constexpr, SUM: tl.constexpr,
-    EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+    indptr, sources, destinations, x, y, term, weight, row_grad, edge_grad, winners, att, out, num_lists, first,
+    num_edges, heads, num_features, share_units, ACT: tl.constexpr, SLOPE: tl.constexpr, UNIT: tl.constexpr,
+    SUM: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Write the messages of `num_edges` edges from `first` on to `out`; zeros after the last edge.
 
@@ -132,9 +129,13 @@ def each_message(
         base = tl.zeros([EDGES, COLUMNS], SUM)
         if y is not None:
             base += tl.load(y + destination * width + columns, mask=(edge < end) & inside, other=0).to(SUM)
+        won = None
+        if winners is not None:
+            taken = tl.load(winners + destination * width + columns, mask=(edge < end) & inside, other=-1)
+            won = taken == edge - tl.load(indptr + destination, mask=edge < end, other=0)
         found = message_of(
-            base, x, source, term, weight, edge, row_grad, destination, edge_grad, width, heads, num_features, columns,
-            edge < end, inside, ACT, SLOPE, False,
+            base, x, source, term, weight, edge, row_grad, destination, edge_grad, won, width, heads, num_features,
+            columns, edge < end, inside, ACT, SLOPE, False,
         )  # fmt: skip
         if att is None:
             tl.store(out + number * width + columns, found, mask=(number < num_edges) & inside)
@@ -154,6 +155,7 @@ class EdgeMessage(NamedTuple):
     heads: int = 1
     row_grad: Tensor | None = None  # [num_destinations, width]
     edge_grad: Tensor | None = None  # [num_edges, heads]
+    winners: Tensor | None = None  # [num_destinations, width]: the gradient is that of a maximum
 
     @property
     def arrays(self) -> tuple[Tensor | None, ...]:
@@ -217,7 +219,8 @@ def _each(
     constants = message.constants(tiles, x)
     launch(
         each_message, (*blocks_of(number, constants["EDGES"]), message.heads),
-        edges.indptr, edges.sources, edges.destinations, *ends, *message.arrays, att, out, edges.num_destinations,
+        edges.indptr, edges.sources, edges.destinations, *ends, *message.arrays, message.winners, att, out,
+        edges.num_destinations,
         first, number, *message.sizes, tiles.share, **constants,
     )  # fmt: skip
     return out
@@ -253,27 +256,34 @@ def _term_gradients(
 
 
 class Messages(Function):
-    """Sums or means of act(source's row + edge's term) on a device."""
+    """Sums or means of act(source's row + edge's term) on a device, or maxima of source's row + edge's term."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, act: str, mean: bool
     ) -> Tensor:
-        ctx.edges, ctx.act, ctx.mean = edges, act, mean
-        ctx.save_for_backward(x, rows, weight)
-        lists = edges.indptr, edges.sources, None
-        return _sum(lists, None, x.contiguous(), EdgeMessage(act, *_term(rows, weight)), mean=mean)
+        ctx.edges, ctx.act, ctx.mean, winners = edges, act, mean, None
+        lists, term = (edges.indptr, edges.sources, None), _term(rows, weight)
+        if act == "max":
+            out, winners = max_rows(*lists[:2], x, None, term)
+        else:
+            out = _sum(lists, None, x.contiguous(), EdgeMessage(act, *term), mean=mean)
+        ctx.save_for_backward(x, rows, weight, winners)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         edges: InEdges = ctx.edges
-        x, *term = ctx.saved_tensors
-        x = x.contiguous()
+        x, *term, winners = ctx.saved_tensors
+        x, to_x = x.contiguous(), None
         if ctx.mean:
             grad = grad / edges.degrees.clamp(min=1).unsqueeze(1)
-        message = EdgeMessage(ctx.act, *_term(*term), row_grad=grad.contiguous())
-        to_x = _sum(edges.transposed, x, None, message) if ctx.needs_input_grad[0] else None
+        message = EdgeMessage(ctx.act, *_term(*term), row_grad=grad.contiguous(), winners=winners)
+        if ctx.needs_input_grad[0] and winners is not None:
+            to_x = max_rows_backward(edges.transposed, edges.indptr, grad, None, winners)
+        elif ctx.needs_input_grad[0]:
+            to_x = _sum(edges.transposed, x, None, message)
         to_term = _term_gradients(edges, (x, None), message, None, ctx.needs_input_grad[1:3])
         return to_x, *to_term, None, None, None
 

@@ -81,6 +81,20 @@ def long_list(indptr, num_lists, steps, window, begins_here):
     return row, is_there, begin, end, tl.maximum(begin, first), tl.minimum(end, last)
 
 
+@triton.jit
+def term_of(like, term, weight, at, width, num_features, columns, live, inside):
+    """Return the terms of edges `at`, in the dtype of `like`: weight @ features, or rows of full width."""
+    mask = live & inside
+    if weight is None:
+        added = tl.load(term + at * width + columns, mask=mask, other=0).to(like.dtype)
+    else:
+        added = tl.zeros(mask.shape, like.dtype)
+        for k in range(num_features):
+            feature = tl.load(term + at * num_features + k, mask=live, other=0).to(like.dtype)
+            added += feature * tl.load(weight + k * width + columns, mask=inside, other=0).to(like.dtype)
+    return added
+
+
 # --- sums ------------------------------------------------------------------------------------------
 
 
@@ -99,6 +113,7 @@ def add_entries(
             stands += (at_entry(places, first + ahead, end),)
         values = ()
         factors = ()
+        numbers = ()
         origins = ()
         for ahead in tl.static_range(AHEAD):
             live = first + ahead < end
@@ -107,15 +122,14 @@ def add_entries(
             if weights is not None:
                 factors += (tl.load(weights + stands[ahead] * heads + head, mask=live, other=0),)
             if winners is not None:
-                offset = picked[ahead] * width + columns
-                factors += (tl.load(winners + offset, mask=mask, other=-1),)
+                numbers += (tl.load(winners + picked[ahead] * width + columns, mask=mask, other=-1),)
                 origins += (tl.load(starts + picked[ahead], mask=live, other=0),)
         for ahead in tl.static_range(AHEAD):
             value = values[ahead].to(total.dtype)
             if weights is not None:
                 value = value * factors[ahead].to(total.dtype)
             if winners is not None:
-                value = tl.where(factors[ahead] == stands[ahead] - origins[ahead], value, 0)
+                value = tl.where(numbers[ahead] == stands[ahead] - origins[ahead], value, 0)
             total += value
     return total
 
@@ -207,8 +221,11 @@ def sum_pieces(
 
 
 @triton.jit
-def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, columns, inside, AHEAD: tl.constexpr):
-    """Raise `best` [lists, columns] to the maxima of the lists' rows; return `best`, and `winner`, their entries.
+def take_entries(
+    best, winner, begin, end, origin, rows, x, stride, winners, weights, term, weight, heads, head, num_features,
+    width, columns, inside, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Raise `best` [lists, columns] to the maxima of weight * row + term; return `best`, and `winner`, their entries.
 
     An entry's number is counted from `origin` or, with `winners`, read from there at the entry's row; -1: none yet.
     """
@@ -218,19 +235,27 @@ def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, col
         for ahead in tl.static_range(AHEAD):
             picked += (at_entry(rows, first + ahead, end),)
         values = ()
+        factors = ()
         numbers = ()
         for ahead in tl.static_range(AHEAD):
             mask = (first + ahead < end) & inside
             offset = picked[ahead] * stride + columns
             values += (tl.load(x + offset, mask=mask, other=0),)
+            if weights is not None:
+                factors += (tl.load(weights + (first + ahead) * heads + head, mask=first + ahead < end, other=0),)
             if winners is None:
                 numbers += ((first + ahead - origin).to(tl.int32),)
             else:
                 numbers += (tl.load(winners + offset, mask=mask, other=-1),)
         for ahead in tl.static_range(AHEAD):
+            live = first + ahead < end
             value = values[ahead].to(best.dtype)
+            if weights is not None:
+                value = value * factors[ahead].to(best.dtype)
+            if term is not None:
+                value += term_of(value, term, weight, first + ahead, width, num_features, columns, live, inside)
             is_better = (winner < 0) | (value > best) | ((value != value) & (best == best))
-            wins = is_better & (first + ahead < end)
+            wins = is_better & live
             best = tl.where(wins, value, best)
             winner = tl.where(wins, numbers[ahead], winner)
     return best, winner
@@ -238,16 +263,21 @@ def take_entries(best, winner, begin, end, origin, rows, x, stride, winners, col
 
 @triton.jit(do_not_specialize=SIZES)
 def max_short(
-    indptr, rows, x, out, winners, num_lists, window, share_units, stride_units,
-    UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+    indptr, rows, x, weights, term, weight, out, winners, num_lists, window, heads, num_features, share_units,
+    stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Write the maxima of every list no longer than a window to `out`, and the entries that have them to `winners`."""
-    width, stride = share_units * UNIT, stride_units * UNIT
+    share, stride = share_units * UNIT, stride_units * UNIT
+    width = share * heads
     lists, is_short, begin, end = short_lists(indptr, num_lists, window, LISTS)
-    _, columns, inside = columns_of(width, COLUMNS)
+    head, columns, inside = columns_of(share, COLUMNS)
     best = tl.zeros([LISTS, COLUMNS], SUM)
     winner = tl.full([LISTS, COLUMNS], -1, tl.int32)
-    best, winner = take_entries(best, winner, begin, end, begin, rows, x, stride, None, columns, inside, AHEAD)
+    best, winner = take_entries(
+        best, winner, begin, end, begin, rows, x, stride, None, weights, term, weight, heads, head, num_features,
+        width, columns, inside, AHEAD,
+    )  # fmt: skip
     mask = is_short & inside
     offset = lists * width + columns
     tl.store(out + offset, best, mask=mask)
@@ -256,19 +286,23 @@ def max_short(
 
 @triton.jit(do_not_specialize=SIZES)
 def max_windows(
-    indptr, rows, x, pieces, winners, num_lists, steps, window, share_units, stride_units,
-    UNIT: tl.constexpr, SUM: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+    indptr, rows, x, weights, term, weight, pieces, winners, num_lists, steps, window, heads, num_features,
+    share_units, stride_units, UNIT: tl.constexpr, SUM: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Write a long list's maxima in a window to `pieces`, their entries to `winners`, placed as by `sum_windows`."""
-    width, stride = share_units * UNIT, stride_units * UNIT
+    share, stride = share_units * UNIT, stride_units * UNIT
+    width = share * heads
     begins_here = tl.program_id(2)
     _, is_there, origin, _, begin, end = long_list(indptr, num_lists, steps, window, begins_here == 1)
     if is_there:
-        _head, columns, inside = columns_of(width, COLUMNS)
+        head, columns, inside = columns_of(share, COLUMNS)
         best = tl.zeros([1, COLUMNS], SUM)
         winner = tl.full([1, COLUMNS], -1, tl.int32)
         first = begin + tl.arange(0, 1)[:, None]
-        best, winner = take_entries(best, winner, first, end, origin, rows, x, stride, None, columns, inside, AHEAD)
+        best, winner = take_entries(
+            best, winner, first, end, origin, rows, x, stride, None, weights, term, weight, heads, head, num_features,
+            width, columns, inside, AHEAD,
+        )  # fmt: skip
         piece = begins_here.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
         offset = piece * width + columns
         tl.store(pieces + offset, best, mask=inside)
@@ -277,14 +311,15 @@ def max_windows(
 
 @triton.jit(do_not_specialize=SIZES)
 def max_pieces(
-    indptr, pieces, piece_winners, out, winners, num_lists, steps, window, share_units,
+    indptr, pieces, piece_winners, out, winners, num_lists, steps, window, heads, share_units,
     UNIT: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Write the maxima of the long list that begins in this program's window, and the entries that have them."""
-    width = share_units * UNIT
+    share = share_units * UNIT
+    width = share * heads
     row, is_there, _, end, _, _ = long_list(indptr, num_lists, steps, window, True)
     if is_there:
-        _head, columns, inside = columns_of(width, COLUMNS)
+        head, columns, inside = columns_of(share, COLUMNS)
         own = tl.program_id(0).to(tl.int64)
         begins = (own + tl.num_programs(0)) * width + columns
         best = tl.load(pieces + begins, mask=inside, other=0)
@@ -292,8 +327,9 @@ def max_pieces(
         first = own + 1 + tl.arange(0, 1)[:, None]
         last = (end - 1) // window + 1
         best, winner = take_entries(
-            best, winner, first, last, own, None, pieces, width, piece_winners, columns, inside, AHEAD
-        )
+            best, winner, first, last, own, None, pieces, width, piece_winners, None, None, None, heads, head, 0,
+            width, columns, inside, AHEAD,
+        )  # fmt: skip
         offset = row * width + columns
         tl.store(out + offset, best, mask=inside)
         tl.store(winners + offset, winner, mask=inside)
@@ -304,10 +340,13 @@ def max_pieces(
 
 @triton.jit(do_not_specialize=SIZES)
 def dot_edges(
-    indptr, sources, destinations, x, y, out, num_lists, num_edges, heads, share_units, x_units, y_units,
+    indptr, sources, destinations, x, y, winners, out, num_lists, num_edges, heads, share_units, x_units, y_units,
     UNIT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write out[edge, head]: the dot product of both ends' rows over the head's columns; 0 after the last edge."""
+    """Write out[edge, head]: the dot product of both ends' rows over the head's columns; 0 after the last edge.
+
+    With `winners`, the product is over the columns that the edge has won.
+    """
     share, x_stride, y_stride = share_units * UNIT, x_units * UNIT, y_units * UNIT
     edge = tl.program_id(0).to(tl.int64) * EDGES + tl.arange(0, EDGES)
     head = tl.program_id(1)
@@ -319,6 +358,9 @@ def dot_edges(
         offset = first + tl.arange(0, COLUMNS)
         column = (head * share + offset)[None, :]
         mask = live[:, None] & (offset < share)[None, :]
+        if winners is not None:
+            won = tl.load(winners + (destination * share * heads)[:, None] + column, mask=mask, other=-1)
+            mask &= won == (edge - tl.load(indptr + destination, mask=live, other=0))[:, None]
         left = tl.load(x + (source * x_stride)[:, None] + column, mask=mask, other=0).to(total.dtype)
         right = tl.load(y + (destination * y_stride)[:, None] + column, mask=mask, other=0).to(total.dtype)
         total += left * right
