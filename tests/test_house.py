@@ -32,26 +32,26 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
-    "config": 813,
+    "config": 814,
     "ops": 4231,
-    "store": 4224,
+    "store": 4231,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
     "nn": 3345,
-    "serve": 4263,
+    "serve": 4268,
     "train": 5205,
-    "gpu": 2610,
+    "gpu": 2622,
     "inference": 1301,
     "ranking": 1015,
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
-    "deploy": 2514,
+    "deploy": 2700,
     "report": 1147,
-    "cli": 1771,
+    "cli": 1787,
 }
-BUDGET, MOST_FILES = 48_960, 230
+BUDGET, MOST_FILES = 49_187, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

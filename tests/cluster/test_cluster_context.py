@@ -138,8 +138,9 @@ def test_servers_of_launch_and_servers_beside_trainers_exclude_each_other(monkey
     ("arguments", "message"),
     [
         ({}, "there is no store: path is None and no server is named; give one of them, or hoploom launch"),
-        ({"serve": "yes"}, "serve is 'yes'; give True, False or 'auto'"),
+        ({"serve": "yes"}, "serve is 'yes'; give True, False, 'auto' or a GPU such as 'cuda'"),
         ({"serve": True, "servers": "127.0.0.1:1"}, "there are servers already; leave serve or servers out"),
+        ({"serve": "cuda", "servers": "127.0.0.1:1"}, "serve is 'cuda', but there are servers already; leave serve"),
         ({"path": "s", "chache": 3}, "hoploom.open got 'chache'; besides its own arguments it takes"),
         ({"path": "s", "parts": ["a"]}, "a part is 'a'; give the numbers of parts"),
     ],
@@ -197,6 +198,14 @@ def test_two_hosts_train_on_each_others_parts(
 def test_a_part_that_no_host_holds_is_named(graph: Path) -> None:
     with init() as context, pytest.raises(ConfigError, match=r"no host holds part 1 of .*, they hold \[\[0\]\]; give"):
         hoploom.open(graph, context=context, parts=[0], serve=True)
+
+
+def test_a_server_beside_a_trainer_is_on_its_device(graph: Path, device: torch.device) -> None:
+    with init(device=device) as context:
+        store = hoploom.open(graph, context=context, serve=device.type)
+        (command,) = [line for pid in descendants(os.getpid()) if " serve " in (line := command_of(pid))]
+        assert f"--device {context.device}" in command
+        _assert_batches_of(graph, store)
 
 
 def _linger_in_rank_one(context: Context, graph: str) -> None:

@@ -91,6 +91,9 @@ def request_of(store: Store, size: int, batch_size: int) -> Message:
     return recorder.request
 
 
+LISTENING: list[Store] = []  # of the servers in this process that listen
+
+
 class Listening(NamedTuple):
     address: str
     metrics: Metrics
@@ -107,11 +110,13 @@ def listening(
     """A server of all parts in this process. It takes so many seconds to answer for rows."""
     over = threading.Event()
     with GraphServer(path, None, options or BatchOptions()) as held:
+        LISTENING.append(held.store)
         service: Any = _Late(held.service, seconds, over)
         with Server(service, "127.0.0.1:0", security or ServerSecurity(), held.metrics, limits) as server:
             try:
                 yield Listening(server.address, held.metrics)
             finally:
+                LISTENING.remove(held.store)
                 over.set()
 
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
+from unittest.mock import Mock
 
+from hoploom.deploy.device_server import PlacedShard, ServingDevice
 from hoploom.gpu.loading import DeviceLoading
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
@@ -10,6 +13,7 @@ from hoploom.load.maker import LocalMaker, Maker
 from hoploom.serve.connect import ServedBatches
 from hoploom.store import Store
 from hoploom.store.row_cache import report
+from support.batch_servers import LISTENING
 from support.cases import HOOKS, Case
 from support.shards import elsewhere_of
 
@@ -44,6 +48,22 @@ def this_process(made: Made) -> None:
 def servers(made: Made) -> None:
     for producer in made.producers:
         assert isinstance(producer, ServedBatches)
+
+
+def the_device_of_a_server(made: Made) -> None:
+    """Sampled there, as far as a device samples, and assembled there."""
+    servers(made)
+    (served,) = LISTENING
+    assert isinstance(served.deployment, ServingDevice)
+    (loading,) = served.deployment.loadings.values()
+    assert loading.samples_on_device is (made.case.name not in NOT_ON_DEVICE)
+
+
+def hops_and_rows_of_a_device(made: Made) -> None:
+    look_ahead(made)
+    hops, rows = (cast("Mock", method) for method in (PlacedShard._begin_hop, PlacedShard.begin_gather))
+    assert rows.called
+    assert hops.called is ("times" not in made.case.name)
 
 
 def look_ahead(made: Made) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,9 +19,12 @@ import torch
 
 import hoploom
 from hoploom import ops
+from hoploom.cli.serving import placed_for_clients
+from hoploom.deploy.device_server import PlacedShard
 from hoploom.gpu.loading import DeviceSampling
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
+from hoploom.serve.graph_server import BatchOptions
 from hoploom.serve.requests import most_picks
 from hoploom.store import Store
 from hoploom.store.row_cache import cached
@@ -156,6 +160,15 @@ def _in_shared_memory(case: Case, site: Site) -> Store:
         site.closing.enter_context(patch(f"hoploom.serve.{module}.SHARED_FROM", 1))
     server = site.closing.enter_context(listening(site.saved(case, 3)))
     return site.closing.enter_context(hoploom.connect(server.address))
+
+
+def _by_a_device(case: Case, site: Site, **options: Any) -> Store:
+    """A server here that has placed all parts on the device."""
+    for name in ("_begin_hop", "begin_gather"):
+        site.closing.enter_context(patch.object(PlacedShard, name, autospec=True, side_effect=vars(PlacedShard)[name]))
+    own = BatchOptions(place=partial(placed_for_clients, str(site.device)), threads=2)
+    server = site.closing.enter_context(listening(site.saved(case, 3), own))
+    return site.closing.enter_context(hoploom.connect(server.address, **options))
 
 
 def _remote(case: Case, *, rows_alone: bool = False) -> Store:
@@ -305,6 +318,21 @@ PLACEMENTS: dict[str, Placement] = {
         made_by.look_ahead_over_a_disk,
         restored,
         quick=ONE_OF_EACH,
+    ),
+    "a server's device makes batches": Placement(
+        lambda case, site: (_by_a_device(case, site), {}),
+        made_by.the_device_of_a_server,
+        ends,
+        only=[name for name in {**dict.fromkeys(ON_DEVICE), **dict.fromkeys(ONE_OF_EACH)} if name not in NOT_SENT],
+        quick=ON_DEVICE,
+    ),
+    "a server's device, hops and rows": Placement(
+        lambda case, site: (_by_a_device(case, site, made="here"), {}),
+        made_by.hops_and_rows_of_a_device,
+        ends,
+        only=ONE_OF_EACH,
+        quick=A_FEW,
+        missing=NO_DEGREES,
     ),
     "device": Placement(lambda case, site: (site.placed(case.store), {}), made_by.the_device, ends, quick=ON_DEVICE),
     "device, sampled on the host": Placement(

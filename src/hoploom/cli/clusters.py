@@ -72,6 +72,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         ),
         ("--fanouts", "N,N", "15,10,5", "the cache keeps the rows that batches with these need (default: %(default)s)"),
         ("--seeds", "SPLIT", None, "the split that the cache is filled for (default: train)"),
+        ("--device", "GPU", None, "keep the store on this GPU, cuda or cuda:1, and sample there (default: on the CPU)"),
     ):
         parser.add_argument(flag, metavar=metavar, default=default, help=text)
     parser.add_argument("--insecure", action="store_true", help="allow other hosts to connect without TLS or a token")

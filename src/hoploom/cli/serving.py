@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 
 from hoploom.cli import Arguments, fanouts_or_none, seeds_of
@@ -13,6 +14,7 @@ from hoploom.errors import ConfigError
 from hoploom.ranks import environment
 from hoploom.serve import SERVING, Ready
 from hoploom.serve.security import ServerSecurity, check_listen, read_ca, read_server_security, towards_peers
+from hoploom.store import Store
 from hoploom.store.format import read_manifest
 from hoploom.store.row_cache import read_size
 from hoploom.store.store import held_parts
@@ -48,7 +50,9 @@ def serve(arguments: Arguments) -> int:
         ready, budget = Ready(server.address, tuple(held.parts), metrics), held.store.budget
         shown = f"{','.join(map(str, ready.parts))} of {held.store.path} on {ready.address}"
         shown += "" if metrics is None else f", metrics on {metrics}"
-        print(f"{SERVING}{shown}{'' if budget is None else f'; {budget}'}", file=sys.stderr, flush=True)
+        shown += "" if budget is None else f"; {budget}"
+        shown += "" if held.store.placed is None else f"; {held.store.placed!r}"
+        print(f"{SERVING}{shown}", file=sys.stderr, flush=True)
         print(ready.line(), flush=True)  # for programs
         held.warm_up()
         while not asked.wait(LOOK_UP):
@@ -75,7 +79,18 @@ def batch_options(arguments: Arguments, security: ServerSecurity) -> BatchOption
         seeds=seeds_of(read_manifest(arguments.store).schema, arguments.seeds) if arguments.cache else None,
         timeout=arguments.timeout,
         store_memory=None if given is None else parse_bytes("--store-memory", given),
+        place=None if arguments.device is None else partial(placed_for_clients, arguments.device),
     )
+
+
+def placed_for_clients(device: str, store: Store) -> Store:
+    """Return the store with as much of it as fits on a GPU, which then answers the clients."""
+    from hoploom.gpu.placement import place
+
+    placed = place(store, "auto", "auto", device=device)
+    from hoploom.deploy.device_server import answer_on_device  # imports Triton, which is installed: `place` has looked
+
+    return answer_on_device(placed)
 
 
 def _cache(arguments: Arguments) -> str:

@@ -255,6 +255,7 @@ PATH = replace(TEXT, expects="a path in quotes", read=lambda value: None if TEXT
 HOST_PATH = accepted(  # other hosts do not expand ~
     "a path in quotes, written out without ~", lambda value: TEXT.read(value) is not None and value[0] != "~"
 )
+GPU = matching('a GPU, "cuda" or "cuda:1"', r"cpu|cuda(:\d+)?")  # cpu: in Triton's interpreter
 FUNCTION = matching('"module:function", e.g. "my_model:make"', r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 METRICS = KeyRule(
     'a list of names, e.g. ["mrr", "hits@10"]',

@@ -111,6 +111,9 @@ class ServerOptions:
         None, "fanouts of the batches that the cache is filled for", rules.FANOUTS, example=[15, 10]
     )
     seeds: str | None = key(None, "seeds of these batches; default: the split train", rules.TEXT, example="train")
+    device: str | None = key(
+        None, "the GPU of the servers; those of one address take cuda:0, cuda:1 and so on", rules.GPU, example="cuda"
+    )
     metrics_port: int | None = key(None, "the port for metrics, at the server's address", rules.PORT, example=7701)
 
 

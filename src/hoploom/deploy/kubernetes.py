@@ -27,6 +27,8 @@ GRACE = 60  # seconds for a server to finish requests in flight
 PROBE = {"periodSeconds": 5, "timeoutSeconds": 5}
 FAILURES = {"startupProbe": 120, "readinessProbe": 2, "livenessProbe": 12}  # a large store is checked and mapped first
 GPU = "nvidia.com/gpu"
+# For NCCL, and for the rows of a server on a GPU: containers have 64 MB by default.
+SHM, SHM_MOUNT = {"name": "shm", "emptyDir": {"medium": "Memory"}}, {"name": "shm", "mountPath": "/dev/shm"}
 PLAIN = re.compile(
     r"(?![yn]$)[a-z/][a-z0-9_./-]*", re.IGNORECASE
 )  # texts without quotes; kubectl, unlike PyYAML, does not read y and 1e-3 as texts
@@ -132,7 +134,7 @@ def _stateful_set(cluster: Cluster) -> Manifest:
         **_pod(cluster),
         "terminationGracePeriodSeconds": GRACE + 10,
         "containers": [_server(cluster)],
-        "volumes": _volumes(cluster),
+        "volumes": [*_volumes(cluster), *[SHM] * (cluster.server.device is not None)],
     }
     spec = {
         "serviceName": _set_name(cluster),
@@ -159,10 +161,10 @@ def _server(cluster: Cluster) -> Manifest:
         "image": cluster.kubernetes.image,
         "command": ["sh", "-c", "\n".join(["case ${POD_NAME##*-} in", *cases, "esac"])],
         "env": [pod_name, *_environment({"PYTHONUNBUFFERED": "1", **cluster.servers[0].environment})],
-        "volumeMounts": _mounts(cluster, read_only=True),
+        "volumeMounts": [*_mounts(cluster, read_only=True), *[SHM_MOUNT] * (cluster.server.device is not None)],
         "ports": [{"name": name, "containerPort": port} for name, port in _ports(cluster).items()],
         **{name: {"httpGet": health, **PROBE, "failureThreshold": most} for name, most in FAILURES.items()},
-        **_resources(cluster, 0, "resources"),
+        **_resources(cluster, int(cluster.server.device is not None), "resources"),
     }
 
 
@@ -185,9 +187,8 @@ def _training_runtime(cluster: Cluster) -> Manifest:
         "name": "node",
         "image": options.image,
         **({} if host.folder == "/" else {"workingDir": host.folder}),
-        "volumeMounts": [*_mounts(cluster, read_only=False), {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [*_mounts(cluster, read_only=False), SHM_MOUNT],
     }
-    shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # NCCL's; containers have 64 MB by default
     addresses = ",".join(server.endpoint for server in cluster.servers)  # servers may wait long for a node
     command = [host.python, "-c", WAIT.strip(), addresses, str(WAIT_DEADLINE)]
     wait = {"name": "wait-for-servers", "image": options.image, "command": command}
@@ -196,7 +197,7 @@ def _training_runtime(cluster: Cluster) -> Manifest:
         "restartPolicy": "Never",
         **({"initContainers": [wait]} if cluster.servers else {}),
         "containers": [container],
-        "volumes": [*_volumes(cluster), shm],
+        "volumes": [*_volumes(cluster), SHM],
     }
     job = {"backoffLimit": 0, "template": {"spec": pod}}
     trainer = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, "spec": job}

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from hoploom.config.rules import GPU
 from hoploom.config.values import as_int, is_loopback, join_address
 from hoploom.deploy.cluster_file import Host, Process, Security, ServerOptions
 from hoploom.deploy.guarded import Executor, GuardedProcess, Supervisor
@@ -31,7 +32,7 @@ from hoploom.store.on_disk import OnDisk
 from hoploom.store.store import check_topology, held_parts
 from hoploom.system import Closing
 
-Serve = bool | Literal["auto"]
+Serve = bool | str  # a GPU, or "auto"
 NO_SCRATCH = "scratch is set, but parts are on other hosts; it is for a store of which all parts are here: leave it out"
 NO_TLS = (
     "hoploom: warning: the graph servers beside the trainers send without TLS, so others on the network path can read "
@@ -73,8 +74,8 @@ def open(
     With `context`, this opens the right store for the current deployment. All ranks call it, and the store is closed
     with the context. On one host it maps the files; under `hoploom launch` it does what the cluster file says. On
     several hosts without servers, it starts a server beside the trainers of each host, for the host's share of the
-    parts or for `parts`. `serve=True` starts a server for each rank of a single host. `servers`, `topology` and
-    `options` are those of `hoploom.connect`.
+    parts or for `parts`. `serve=True` starts a server for each rank of a single host; `serve="cuda"` too, and places
+    its parts on the GPU of the rank that starts it. `servers`, `topology` and `options` are those of `hoploom.connect`.
 
     >>> store = hoploom.open("papers.store", context=context)
     """
@@ -109,6 +110,15 @@ class Opening:
     servers: str | Sequence[str] | None
     options: Mapping[str, Any]  # for `connect`; if files are opened, only `memory` and `scratch` matter
 
+    @property
+    def device(self) -> str | None:
+        """The GPU that `serve` names for the servers to start."""
+        return GPU.read(self.serve) if isinstance(self.serve, str) else None
+
+    @property
+    def starts_servers(self) -> bool:
+        return self.serve is True or self.device is not None
+
     def check(self) -> None:
         """Raise ConfigError for unknown, wrong or contradictory arguments."""
         known = [*CONNECT, "memory", "scratch"]
@@ -117,13 +127,13 @@ class Opening:
             raise ConfigError(f"hoploom.open got {unknown[0]!r}; besides its own arguments it takes {known}")
         if self.options.get("topology") is not None:
             check_topology(self.options["topology"])
-        if self.serve not in (True, False, "auto"):
-            raise ConfigError(f"serve is {self.serve!r}; give True, False or 'auto'")
-        if self.servers and self.serve is True:
-            raise ConfigError("serve is True, but there are servers already; leave serve or servers out")
+        if self.serve not in (True, False, "auto") and self.device is None:
+            raise ConfigError(f"serve is {self.serve!r}; give True, False, 'auto' or a GPU such as 'cuda'")
+        if self.servers and self.starts_servers:
+            raise ConfigError(f"serve is {self.serve!r}, but there are servers already; leave serve or servers out")
         if self.options.get("memory") is not None and self.servers and (self.path is None or self.parts == ()):
             raise ConfigError(NO_PARTS)
-        if self.options.get("scratch") is not None and (self.servers or self.serve is True):
+        if self.options.get("scratch") is not None and (self.servers or self.starts_servers):
             raise ConfigError(NO_SCRATCH)
 
 
@@ -133,8 +143,10 @@ def _with_settings(opening: Opening, settings: LaunchSettings) -> Opening:
     opening = replace(opening, options=options)
     if opening.servers or not settings.servers:
         return opening
-    if opening.serve is True:
-        raise ConfigError("serve is True, but hoploom launch has started servers; leave serve or its servers out")
+    if opening.starts_servers:
+        raise ConfigError(
+            f"serve is {opening.serve!r}, but hoploom launch has started servers; leave serve or its servers out"
+        )
     path = None if settings.store is None else Path(settings.store)
     parts = settings.parts if opening.parts is None else opening.parts
     merged = replace(opening, path=path, parts=parts, servers=settings.servers)
@@ -151,7 +163,7 @@ def _open_deployed(context: Context, settings: LaunchSettings, opening: Opening)
     memory, scratch = (opening.options.get(name) for name in ("memory", "scratch"))
     num_parts = len(read_manifest(opening.path).parts)
     on_several_hosts = not context.rank_info.on_one_host and num_parts > 1
-    if opening.serve is True or (opening.serve == "auto" and on_several_hosts):
+    if opening.starts_servers or (opening.serve == "auto" and on_several_hosts):
         if scratch is not None:
             raise ConfigError(NO_SCRATCH)
         return _with_layout(context, _open_beside_servers(context, settings, opening, num_parts))
@@ -217,7 +229,10 @@ def _open_beside_servers(context: Context, settings: LaunchSettings, opening: Op
         if "cert" in files:
             ca, key = files.get("ca"), files.get("key")
             security = replace(security, ca=ca, cert=files["cert"], private_key=key, mutual=ca is not None)
-        limits = ServerOptions(store_memory=str(options["memory"]) if "memory" in options else None)
+        limits = ServerOptions(
+            store_memory=str(options["memory"]) if "memory" in options else None,
+            device=str(context.device) if opening.device == context.device.type else opening.device,
+        )
         command = ServerCommand(str(path), parts, join_address(address, 0), (), security, limits)
         others = context.after_the_others()
         server = context.closing.enter_context(LocalServer(command, context.timeout, token=token, before_close=others))

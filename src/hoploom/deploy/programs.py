@@ -7,7 +7,7 @@ are in the order of the hosts in the file, and one known port is open. So a clus
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hoploom.config.values import is_loopback, join_address, split_address
 from hoploom.deploy.cluster_file import Cluster, Host, Process, Security, ServerOptions
@@ -83,6 +83,7 @@ class ServerCommand:
             "--cache": options.cache,
             "--fanouts": None if options.fanouts is None else ",".join(map(str, options.fanouts)),
             "--seeds": options.seeds,
+            "--device": options.device,
             "--metrics": self.metrics,
         }
         parts = [word for part in self.parts for word in ("--part", str(part))]
@@ -93,14 +94,16 @@ class ServerCommand:
 
 
 def server_command(cluster: Cluster, host: Host) -> ServerCommand:
-    """Return the command of a host's server. Servers that share an address get consecutive ports for metrics."""
+    """Return the command of a host's server. Servers that share an address get consecutive metrics ports and GPUs."""
     peers = [other.endpoint for other in cluster.servers if other.name != host.name]
-    port, metrics = cluster.server.metrics_port, None
-    if port is not None:
-        sharing = [server.name for server in cluster.servers if server.address == host.address]
-        metrics = join_address(host.address, port + sharing.index(host.name) if host.address else port)
+    sharing = [server.name for server in cluster.servers if server.address == host.address]
+    number = sharing.index(host.name) if host.address else 0
+    options, port = cluster.server, cluster.server.metrics_port
+    if options.device == "cuda":
+        options = replace(options, device=f"cuda:{number}")
+    metrics = None if port is None else join_address(host.address, port + number)
     store = str(host.store or cluster.store)
-    return ServerCommand(store, host.parts, host.endpoint, peers, cluster.security, cluster.server, metrics)
+    return ServerCommand(store, host.parts, host.endpoint, peers, cluster.security, options, metrics)
 
 
 def trainer_words(cluster: Cluster, node_rank: int, script: Sequence[str]) -> tuple[str, ...]:

@@ -64,9 +64,9 @@ class HostSampling:
     def __init__(self, maker: LocalMaker, pool: Pool) -> None:
         self._maker, self._pool = maker, pool
 
-    def begin(self, share: StepShare) -> StagedValue:
+    def begin(self, share: StepShare, maker: LocalMaker | None = None) -> StagedValue:
         """Sample on the host, and return the batch in one block of pinned memory."""
-        return self._pool.stage(self._maker.sample(share))
+        return self._pool.stage((maker or self._maker).sample(share))
 
     def finish(self, begun: StagedValue, memory: BatchMemory) -> Sampled:
         """Return the sampled batch on the device, after one asynchronous copy of its block."""
@@ -103,9 +103,9 @@ class DeviceSampling:
         self._idle: deque[Buffers] = deque()
         self._lock = threading.Lock()
 
-    def begin(self, share: StepShare) -> Enqueued:
+    def begin(self, share: StepShare, maker: LocalMaker | None = None) -> Enqueued:
         """Copy the key and the seeds to the device, and enqueue the kernels of all hops; does not wait."""
-        seeds, key = self._maker.start(share), share.key
+        seeds, key = (maker or self._maker).start(share), share.key
         self._grow(seeds)
         staged = self._pool.stage((torch.tensor(as_int64(key)), seeds))
         with self._pool.side_stream():
@@ -199,6 +199,7 @@ class DeviceLoading(Maker):
             self._sampling = DeviceSampling(maker, placed, self.pool)
         self.samples_on_device = isinstance(self._sampling, DeviceSampling)
         self._maker, self._assembler = maker, _assembler(maker.assembler, placed, BatchMemory(self.pool))
+        self._buffers = threading.BoundedSemaphore(BEGUN)  # sets of buffers of batches made at once
 
     @property
     def num_redone(self) -> int:
@@ -234,12 +235,14 @@ class DeviceLoading(Maker):
         with self.pool:
             yield Stages(finish, window, pipeline.num_ahead + 1, begin, hint=FASTER)
 
-    def make(self, share: StepShare) -> Arriving:
-        """Return the batch of these seeds, made at once on the consumer's thread."""
+    def make(self, share: StepShare, maker: LocalMaker | None = None) -> Arriving:
+        """Return the batch of these seeds, made at once on this thread; they are those of `maker`, if given."""
         self.pool.use_current_stream()
         memory = BatchMemory(self.pool)
-        begun: Any = self._sampling.begin(share)
-        return self._assembled(self._sampling.finish(begun, memory), memory)
+        with self._buffers:
+            begun: Any = self._sampling.begin(share, maker)
+            sampled = self._sampling.finish(begun, memory)
+        return self._assembled(sampled, memory)
 
     def _assembled(self, sampled: Sampled, memory: BatchMemory) -> Arriving:
         note_edges(sampled, self._assembler.store.schema)

@@ -263,6 +263,12 @@ def plan_placement(
             f"placing this takes {as_bytes(plan.device_bytes)} of {device}, which has {memory}; "
             "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
         )
+    in_host = sum(block.num_bytes for block in plan.files.values())
+    if store.budget is not None and in_host > store.budget.num_bytes:
+        raise ConfigError(
+            f"placing this takes {as_bytes(in_host)} of host memory, and the store may have "
+            f"{as_bytes(store.budget.num_bytes)}; raise that limit, or place more on the device"
+        )
     unwritten = [block.num_bytes for name, block in plan.files.items() if not (hostmemory.FOLDER / name).exists()]
     hostmemory.check_fits(sum(unwritten))
     return plan

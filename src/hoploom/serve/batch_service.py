@@ -47,7 +47,9 @@ class BatchService:
         try:
             with self._metered.batch(context) as reservation:
                 count = next(iter(request.seeds.values())).numel()
-                batch = self._maker(request).make(StepShare(torch.arange(count), request.first, request.key))
+                share = StepShare(torch.arange(count), request.first, request.key)
+                maker, serve = self._maker(request), self._store.deployment.serve
+                batch = serve(maker, share, request.description, reservation.take)
                 response = encode_batch(batch, NEVER if context.is_shared else NARROW_FROM)  # shared memory is not sent
                 reservation.resize(sum(tensor.nbytes for tensor in response.whole_tensors))
                 return response._replace(done=reservation.close)

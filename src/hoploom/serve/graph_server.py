@@ -5,7 +5,7 @@ batches is imported when it is needed: the import of PyG takes seconds.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ class BatchOptions:
     seeds: str | tuple[str, str] | None = None
     timeout: float = 15.0  # seconds for peers: fewer than clients wait, so that they get this server's error
     store_memory: int | None = None  # bytes of the store that the process may hold in memory; None: no limit
+    place: Callable[[Store], Store] | None = None  # copies the opened parts to a GPU, which then answers
 
 
 class GraphServer(Closing):
@@ -53,7 +54,8 @@ class GraphServer(Closing):
         self.parts = sorted(set(held_parts(path) if parts is None else parts))
         all_lists = bool(options.peers) and topology_fits(path, options.store_memory)
         topology: Literal["all", "own"] = "all" if all_lists else "own"
-        self.store = open_store(path, parts=self.parts, topology=topology, memory=options.store_memory)
+        opened = open_store(path, parts=self.parts, topology=topology, memory=options.store_memory)
+        self.store = opened if options.place is None else options.place(opened)
         self._whole: Store | None = None
         self._batches: BatchService | None = None
         self._lock = threading.Lock()
@@ -115,6 +117,7 @@ class GraphServer(Closing):
             raise
 
     def close(self) -> None:
-        """Close the connections to the peers."""
+        """Close the connections to the peers, and free the memory of a placed store."""
         if self._whole is not None:
             self._whole.close()
+        self.store.close()

@@ -1,6 +1,6 @@
 """The interfaces GraphStore and FeatureStore, the parts of a store, and iteration over all its edges or rows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -171,6 +171,13 @@ class Deployment:
     def producer(self, maker: Any, device: torch.device | None, look_ahead: int | None, deadline: float) -> Any:
         """Return the hoploom.load.maker.Maker that replaces `maker`; None if this process makes the batches."""
         return None
+
+    def serve(self, maker: Any, share: Any, options: Hashable, reserve: Callable[[int], None]) -> Any:
+        """Return a batch in host memory, for a client of this server. `maker` is a hoploom.load.maker.LocalMaker.
+
+        Makers with equal `options` differ in their seeds only. A GPU calls `reserve` with the bytes of the batch.
+        """
+        return maker.make(share)
 
     def traffic(self) -> dict[str, float]:
         """Return the counts of requests to other processes so far."""

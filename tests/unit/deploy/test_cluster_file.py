@@ -59,6 +59,26 @@ def write(tmp_path: Path) -> Write:
     return at
 
 
+@pytest.mark.parametrize(
+    ("device", "given"), [("cuda", ["cuda:0", "cuda:0", "cuda:1"]), ("cuda:1", ["cuda:1"] * 3), (None, [])]
+)
+def test_servers_of_one_address_take_one_gpu_after_the_other(
+    device: str | None, given: list[str], write: Write
+) -> None:
+    servers = ['hosts.a = { address = "10.0.0.1", parts = [0] }', 'hosts.b = { address = "10.0.0.2", parts = [0] }']
+    servers += ['hosts.c = { address = "10.0.0.1", parts = [0], port = 7800 }', "hosts.d = { processes = 1 }"]
+    section = "[server]" if device is None else f'[server]\ndevice = "{device}"'
+    top = ['mode = "server-client"', 'store = "/s"', 'security = { token_file = "/t" }']
+    cluster = read_cluster(write("\n".join([*top, *servers, section])))
+    lines = [" ".join(process.words) for process in processes(cluster, ["train", "run.toml"])]
+    assert re.findall(r"--device (\S+)", " ".join(lines)) == given
+
+
+def test_a_device_that_is_no_gpu_is_refused_in_the_file(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r'server\.device is .gpu.; give a GPU, "cuda" or "cuda:1"'):
+        read_cluster(write(APART + '[server]\ndevice = "gpu"'))
+
+
 def test_a_host_has_what_all_have_and_its_own(write: Write) -> None:
     cluster = read_cluster(write(TWO_HOSTS))
     assert (cluster.executor, cluster.mode, cluster.rendezvous) == ("ssh", "worker", "gpu1:29500")

@@ -178,6 +178,16 @@ def test_a_pod_of_trainers_has_a_gpu_for_each_device_that_its_host_names() -> No
     assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": "3"}}
 
 
+def test_a_pod_of_a_server_on_a_device_has_one_gpu() -> None:
+    cluster = cluster_of(server=ServerOptions(port=7700, device="cuda"))
+    pod = objects(cluster)["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert container["command"][2].count("--device cuda:0 ") == 3
+
+
 def test_secrets_are_references_mounted_for_their_owner_alone() -> None:
     text = manifests(cluster_of(), COMMAND)
     assert "--from-file=token" in text

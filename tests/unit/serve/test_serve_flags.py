@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def _parsed(*words: str) -> Arguments:
 def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Path) -> None:
     security = Security(token_file="token", cert="cert", private_key="key", ca="ca", mutual=True, insecure=True)
     more = ServerOptions(threads=3, memory="2GB", store_memory="6GB", cache="20%", fanouts=(4, 2), seeds="train")
+    more = replace(more, device="cuda:1")
     command = ServerCommand(str(path), [0], "host1:7700", ["host2:7700", "host3:7700"], security, more, "host1:9400", 7)
     python, *module, serve = command.words("python3")[:4]
     assert (python, module, serve) == ("python3", ["-m", "hoploom"], "serve")
@@ -48,7 +50,7 @@ def test_what_a_cluster_file_says_of_a_server_is_what_the_server_reads(path: Pat
         **{"store": path, "part": [0], "listen": "host1:7700", "peers": "host2:7700,host3:7700"},
         **{"token_file": "token", "cert": "cert", "key": "key", "ca": "ca", "client_ca": "ca", "insecure": True},
         **{"threads": 3, "memory": "2GB", "store_memory": "6GB", "cache": "20%", "fanouts": "4,2", "seeds": "train"},
-        **{"metrics": "host1:9400", "timeout": 15.0, "stall": 60.0, "grace": 7.0},
+        **{"device": "cuda:1", "metrics": "host1:9400", "timeout": 15.0, "stall": 60.0, "grace": 7.0},
     }
     default = _parsed(str(path))
     assert (default.stall, default.grace) == (server.ServerLimits.stall, server.GRACE)
