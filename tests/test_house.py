@@ -33,14 +33,14 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 814,
-    "ops": 4231,
+    "ops": 4298,
     "store": 4231,
     "sample": 1533,
     "ranks": 1987,
     "load": 3278,
     "nn": 3345,
     "serve": 4268,
-    "train": 5205,
+    "train": 5273,
     "gpu": 2622,
     "inference": 1301,
     "ranking": 1015,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1787,
 }
-BUDGET, MOST_FILES = 49_187, 230
+BUDGET, MOST_FILES = 49_319, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

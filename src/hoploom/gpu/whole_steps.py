@@ -220,7 +220,7 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
         (is_distributed, f"are for one process, this is one of {loader.world_size}"),
         (not isinstance(model, GNN), f"are for the models of hoploom.nn, the model is a {type(model).__name__}"),
         (
-            not isinstance(task, NodeTask) or isinstance(task, SeveralTasks),
+            not isinstance(task, NodeTask) or isinstance(task, SeveralTasks) or bool(learner.also),
             f"are for one task on nodes, the task is {type(task).__name__}",
         ),
         (bool(getattr(model, "edge_fields", ())), "read no fields of edges; make the model without edges and weights"),
@@ -455,7 +455,7 @@ class WholeSteps(Closing):
         whole.counts.overflowed += overflowed
         whole.counts.shorter += not overflowed
         num_seeds = whole.learner.loader.num_seeds(step)
-        batches = ((self._epoch.make(one), num_seeds, True) for one in (step,))
+        batches = (([self._epoch.make(one)], num_seeds, True) for one in (step,))
         return whole.stepper.take(batches, num_seeds, requests).reports[0]
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ def infer(
             plan = plan_of(module, store.schema, inference.node_types, embeds_only=set(columns) == {"embedding"})
             task = inference.task if PREDICTION in columns else None
             for name, width in plan.outputs.items():
-                if isinstance(task, NodeTask) and width != task.columns[0]:
+                if isinstance(task, NodeTask) and width != task.columns[0] and not task.is_first:
                     wanted = f"{task.columns[0]} {task.columns[1]}"
                     raise ConfigError(
                         f"the model has outputs [{width}] for {name!r}, the task {wanted}; give the model's task"
@@ -173,12 +173,12 @@ def _write(
         for name, nodes, found in results:
             rows: dict[str, Any] = {"id": ids_of_user(store, name, nodes)}
             for column in columns:
-                made = (
-                    inference.predict(found["output"]) if column == PREDICTION and inference.predict else found[column]
-                )
-                rows |= (
-                    {f"{t}_{column}": own for t, own in made.items()} if isinstance(made, Mapping) else {column: made}
-                )
+                if column != PREDICTION or inference.predict is None:
+                    rows[column] = found[column]
+                elif getattr(inference.task, "node_type", None) in (None, name):
+                    made: Any = inference.predict(found["output"])
+                    is_one = isinstance(made, Tensor)
+                    rows |= {column: made} if is_one else {f"{task}_{column}": own for task, own in made.items()}
             if name not in files:
                 path = folder.path / RESULT / folder_of(name) / f"part-{folder.context.rank:05d}.parquet"
                 files[name] = opened.enter_context(parquet_file(path, rows))

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from hoploom.train.journal import Journal as Journal, Logger as Logger
     from hoploom.train.link_prediction import LinkPrediction as LinkPrediction
     from hoploom.train.loop import Outcome as Outcome, evaluate as evaluate, fit as fit
-    from hoploom.train.step import Learner as Learner, StepReport as StepReport, Training as Training
+    from hoploom.train.step import (
+        Learner as Learner,
+        SideTask as SideTask,
+        StepReport as StepReport,
+        Training as Training,
+    )
     from hoploom.train.tasks import MultiLabel as MultiLabel, NodeClassification as NodeClassification
     from hoploom.train.tasks import NodeRegression as NodeRegression, SeveralTasks as SeveralTasks, Task as Task
     # isort: on
@@ -24,7 +29,7 @@ _NAMES = {
     "train.journal": "Journal Logger",
     "train.link_prediction": "LinkPrediction",
     "train.loop": "Outcome evaluate fit",
-    "train.step": "Learner StepReport Training",
+    "train.step": "Learner SideTask StepReport Training",
     "train.tasks": "MultiLabel NodeClassification NodeRegression SeveralTasks Task",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

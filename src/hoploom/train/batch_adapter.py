@@ -189,7 +189,7 @@ def _counts_hold(batch: Batch) -> bool:
 def check_outputs(model: nn.Module, task: Task) -> None:
     """Raise ConfigError if a built-in model's `out_channels` is not the number of outputs that a node task needs."""
     module = unwrap(model)
-    if not (isinstance(task, NodeTask) and _is_built_in(module)):
+    if not (isinstance(task, NodeTask) and _is_built_in(module)) or task.is_first:
         return
     (wanted, what), found = task.columns, module.out_channels
     if found != wanted:

@@ -78,6 +78,7 @@ class LinkPrediction(MonitoredTask):
     weight: str | Tensor | None = field(default=None, kw_only=True, compare=False)
     across_ranks: bool = field(default=False, kw_only=True)
     num_relations: int | None = field(default=None, kw_only=True)
+    first_column: int = field(default=0, kw_only=True)  # of the rows that are scored: a node task may have those before
     bound_to: BoundLinks | None = field(default=None, repr=False, kw_only=True, compare=False)  # see `bound`
     checks_on_gpu: bool = field(default=True, repr=False, kw_only=True)  # labels batch by batch
 
@@ -145,7 +146,7 @@ class LinkPrediction(MonitoredTask):
                 way_out = "let a decoder score the links" if takes_links else "use task.bound(loader, context)"
                 raise ConfigError(f"features are for the decoder, which does not get them here; {way_out}")
             links = links.with_features(self.bound_to.features)
-        (source, destination), ends, width = links.types, links.ends, links.width
+        ends, width = links.ends, links.width
         if width == 0 and takes_links:  # every source with every destination
             width = ends.shape[1]
             ends = torch.stack([ends[0].repeat_interleave(width), ends[1].repeat(width)])
@@ -155,7 +156,7 @@ class LinkPrediction(MonitoredTask):
         z = model(batch)
         if not isinstance(z, Mapping):
             check_tensor(z, "a row for every node, or a score for every link")
-        of_source, of_destination = (z[source], z[destination]) if isinstance(z, Mapping) else (z, z)
+        of_source, of_destination = (z, z) if takes_links else self._rows(z, links)
         if takes_links:
             found: Tensor = z.reshape(-1)
         else:
@@ -184,7 +185,7 @@ class LinkPrediction(MonitoredTask):
         if self.loss != "softmax" or links.shared is None or takes_links or self.features is not None:
             return self.losses(self._outputs(model, batch, links), self.targets(batch))
         z, decoder = model(batch), decoder_of(model)
-        of_source, of_destination = (z[name] if isinstance(z, Mapping) else z for name in links.types)
+        of_source, of_destination = self._rows(z, links)
         is_native = of_source.device.type == "cpu" and of_source.dtype == of_destination.dtype == torch.float32
         if is_native and is_product(decoder):
             query = decoder.query(links.source_rows(of_source), links.relations)
@@ -192,6 +193,11 @@ class LinkPrediction(MonitoredTask):
             return ops.shared_softmax(query, true, others, self.temperature or 1.0)
         found = decoded_scores(decoder, links, of_source, of_destination)
         return self.losses(found.view(-1, links.width or 1), self.targets(batch))
+
+    def _rows(self, z: Tensor | Mapping[str, Tensor], links: ScoredLinks) -> tuple[Tensor, Tensor]:
+        """Return the rows of the links' source type and of their destination type, which a decoder scores."""
+        source, destination = (z[name] if isinstance(z, Mapping) else z for name in links.types)
+        return source[:, self.first_column :], destination[:, self.first_column :]
 
     def _of_all_ranks(self, rows: Tensor, model: nn.Module) -> Tensor:
         """Return the rows of this rank's links, then those of the other ranks if all are candidates in training."""

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -122,11 +122,12 @@ def fit(
 def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
     """Check settings and labels before the first step; raise an error for those that cannot work."""
     loader = learner.loader
-    if (loader.rank, loader.world_size) != (context.rank, context.world_size):
-        raise ConfigError(
-            f"the loader is for rank {loader.rank} of {loader.world_size}, this is rank {context.rank} of "
-            f"{context.world_size}; make it after hoploom.init(), without rank and world_size"
-        )
+    for each in (loader, *(side.loader for side in learner.also.values())):
+        if (each.rank, each.world_size) != (context.rank, context.world_size):
+            raise ConfigError(
+                f"the loader is for rank {each.rank} of {each.world_size}, this is rank {context.rank} of "
+                f"{context.world_size}; make it after hoploom.init(), without rank and world_size"
+            )
     averaging = [module for module in learner.model.modules() if isinstance(module, DistributedDataParallel)]
     averaged = {id(parameter) for module in averaging for parameter in module.parameters()}
     alone = [name for name, p in learner.model.named_parameters() if p.requires_grad and id(p) not in averaged]
@@ -146,6 +147,10 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
         if learner.plateau.mode != mode:
             raise ConfigError(f"ReduceLROnPlateau has mode={learner.plateau.mode!r}, {name!r} wants {mode!r}")
     learner.task = check_labels(learner.task, loader, learner.model, context, training=True)
+    for name, side in learner.also.items():
+        check_outputs(learner.model, side.task)
+        task = check_labels(side.task, side.loader, learner.model, context, training=True)
+        learner.also[name] = replace(side, task=task)
 
 
 def _seek_loader(learner: Learner) -> None:

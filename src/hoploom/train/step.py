@@ -125,11 +125,29 @@ class TrainingProgress:
         return False
 
 
+@dataclass(frozen=True)
+class SideTask:
+    """A further task that a learner's model learns, from batches of its own loader, such as links beside nodes.
+
+    In each step, the loss is that of the learner's task plus `weight` times the mean loss of a batch of this one. An
+    epoch is that of the learner's loader; this loader begins its own next epoch when its batches are used up.
+    """
+
+    task: Task
+    loader: Loader
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        as_number("weight", self.weight, "give a number of at least 0")
+
+
 @dataclass
 class Learner:
     """A model, its optimizer, task and loader, and how far training has come. All belong to this rank.
 
     >>> learner = Learner(context.wrap(model), optimizer, NodeClassification(47), loader)
+
+    `also` has further tasks by name: `also={"links": SideTask(LinkPrediction(), link_loader, weight=0.5)}`.
     """
 
     model: nn.Module
@@ -137,6 +155,7 @@ class Learner:
     task: Task
     loader: Loader
     scheduler: LRScheduler | ReduceLROnPlateau | None = None
+    also: dict[str, SideTask] = field(default_factory=dict, kw_only=True)
     progress: TrainingProgress = field(default_factory=TrainingProgress, init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # used for fp16 only
 
@@ -153,6 +172,7 @@ class Learner:
             "scaler": self.scaler,
             "loader": self.loader,
             "standing": self.progress,
+            **{f"loader of {name}": side.loader for name, side in self.also.items()},
         }
         return {name: part for name, part in parts.items() if part is not None} | learned_parts(self.loader.store)
 
@@ -261,7 +281,8 @@ class StepTimer:
         return parts
 
 
-StepBatches = Iterator[tuple[Batch, int, bool]]  # batch, number of its seeds over all ranks, is it the step's last one
+# A batch of each task, number of the first one's seeds over all ranks, are they the step's last ones:
+StepBatches = Iterator[tuple[Sequence[Batch], int, bool]]
 
 
 class Stepper:
@@ -279,6 +300,9 @@ class Stepper:
             raise ConfigError(
                 'precision is "fp16", which scales gradients, and those of learned rows cannot be unscaled; take "bf16"'
             )
+        for name, side in learner.also.items():
+            if list(side.loader.store.learned) != list(self._learned):
+                raise ConfigError(f"the loader of {name!r} has other learned rows; make both loaders of one store")
         for name, value in (each for module in learner.model.modules() for each in vars(module).items()):
             if isinstance(value, Embedding) and not value.is_fixed and all(value is not of for of in self._learned):
                 raise ConfigError(
@@ -289,7 +313,7 @@ class Stepper:
 
     def steps(self) -> "EagerSteps":
         """Return the steps left in the epoch of the loader."""
-        return EagerSteps(self, self._learner.loader, self._training.accumulate)
+        return EagerSteps(self, self._learner, self._training.accumulate)
 
     def take(self, batches: StepBatches, expected: int, requests: StopRequests, *, is_due: bool = False) -> StepResult:
         """Take the next step with `batches`. `expected` is an estimate of the step's number of seeds over all ranks.
@@ -306,14 +330,14 @@ class Stepper:
             embedding.zero_grad()
         while not last:
             timer.end("rest")
-            batch, num_seeds, last = next(batches)
+            of_tasks, num_seeds, last = next(batches)
             timer.end("wait")
             seeds += num_seeds
             no_sync = None if last else getattr(self._learner.model, "no_sync", None)  # of DDP
             with nullcontext() if no_sync is None else no_sync():
-                losses = self._losses(batch)
+                losses, num_rows = self._losses(of_tasks)
                 loss_sums.append(HostCopy(losses.detach().double().sum()))
-                rows += losses.numel()
+                rows += num_rows
                 timer.end("forward")
                 if last and not is_alone:
                     totals = self._agree(loss_sums, rows, requests, is_due=is_due)
@@ -358,10 +382,23 @@ class Stepper:
         if device.type == "cuda":
             torch.cuda.default_generators[device.index].manual_seed(seed)
 
-    def _losses(self, batch: Batch) -> Tensor:
+    def _losses(self, batches: Sequence[Batch]) -> tuple[Tensor, int]:
+        """Return the losses of a batch of each task, and how many of them are the first task's.
+
+        Those of side tasks are scaled so that all, divided by the first task's rows, are the weighted sum of means.
+        """
+        tasks = self._learner.task, *(side.task for side in self._learner.also.values())
+        first, *others = map(self._losses_of, tasks, batches)
+        if not others:
+            return first, first.numel()
+        num_rows, *counts = self._context.sum(torch.tensor([first.numel(), *(own.numel() for own in others)])).tolist()
+        of_sides = zip(self._learner.also.values(), others, counts, strict=True)
+        scaled = [own * (side.weight * num_rows / count) for side, own, count in of_sides]
+        return torch.cat([first, *scaled]), first.numel()
+
+    def _losses_of(self, task: Task, batch: Batch) -> Tensor:
         device = self._context.device
         batch = batch if device.type == "cpu" else batch.to(device, non_blocking=True)
-        task = self._learner.task
         with mixed(self._training.precision, device):
             if isinstance(task, LinkPrediction):
                 return task.batch_losses(self._model, batch)
@@ -446,9 +483,11 @@ class Stepper:
 class EagerSteps(Closing):
     """The steps left in the loader's epoch, taken without CUDA graphs and with batches that are not padded."""
 
-    def __init__(self, stepper: Stepper, loader: Loader, accumulate: int) -> None:
-        self._stepper, self._loader, self._accumulate = stepper, loader, accumulate
+    def __init__(self, stepper: Stepper, learner: Learner, accumulate: int) -> None:
+        self._stepper, self._loader, self._accumulate = stepper, learner.loader, accumulate
+        loader = self._loader
         self._batches = cast(Generator[Batch, None, None], iter(loader))
+        self._of_sides = [_endless(side.loader) for side in learner.also.values()]
         self._epoch, self._step = loader.epoch, int(loader.state_dict()["step"])
 
     @property
@@ -460,10 +499,10 @@ class EagerSteps(Closing):
 
         def batches() -> StepBatches:
             for count in range(1, self._accumulate + 1):
-                batch = next(self._batches)
+                of_tasks = [next(self._batches), *map(next, self._of_sides)]
                 num_seeds = self._loader.num_seeds(self._step)
                 self._step += 1
-                yield batch, num_seeds, count == self._accumulate or self.is_empty
+                yield of_tasks, num_seeds, count == self._accumulate or self.is_empty
 
         return self._stepper.take(batches(), expected, requests, is_due=is_due)
 
@@ -471,7 +510,15 @@ class EagerSteps(Closing):
         return []  # every loss is known once its step is taken
 
     def close(self) -> None:
-        self._batches.close()
+        for batches in (self._batches, *self._of_sides):
+            batches.close()
+
+
+def _endless(loader: Loader) -> Generator[Batch, None, None]:
+    """Yield the batches of a loader from its position on, epoch after epoch."""
+    loader.load_state_dict(loader.state_dict())  # the loop before may have been left within an epoch
+    while True:
+        yield from loader
 
 
 def check_closure(optimizer: Optimizer) -> None:

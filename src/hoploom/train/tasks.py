@@ -144,6 +144,7 @@ class NodeTask(MonitoredTask):
 
     label: str = "y"
     node_type: str | None = None  # of the seeds; None: the only type with seeds
+    is_first: bool = False  # whether the model has outputs of side tasks, too, in columns after those of this one
 
     @property
     def labels(self) -> list[str]:
@@ -154,6 +155,10 @@ class NodeTask(MonitoredTask):
     def columns(self) -> tuple[int, str]:
         """The number of outputs per seed, and the word for outputs in messages, such as "classes"."""
         raise NotImplementedError
+
+    def own(self, outputs: Tensor) -> Tensor:
+        """Return the columns of a model's outputs that are this task's."""
+        return outputs[:, : self.columns[0]] if self.is_first else outputs
 
     def judge(self, labels: Tensor) -> tuple[Tensor, Tensor, str]:
         """Return labels as targets, a mask of the invalid ones, and a text that says which labels are valid."""
@@ -179,7 +184,7 @@ class NodeTask(MonitoredTask):
             raise ConfigError(
                 f"the model returned {found.shape[0]} rows for {num_seeds} seeds; return one for each, seeds first"
             )
-        rows: Tensor = found[:num_seeds].view(-1, 1) if found.dim() == count == 1 else found[:num_seeds]
+        rows: Tensor = found[:num_seeds].view(-1, 1) if found.dim() == count == 1 else self.own(found[:num_seeds])
         if rows.shape[1:] != (count,):
             shape = tuple(rows.shape[1:])
             raise ConfigError(f"the model returns rows of shape {shape} for {count} {what}; give it {count} outputs")
@@ -290,7 +295,7 @@ class NodeClassification(NodeTask):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return the predicted class of every node: [n] int64."""
-        return outputs.argmax(dim=1)
+        return self.own(outputs).argmax(dim=1)
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().softmax(dim=-1)
@@ -327,7 +332,7 @@ class MultiLabel(NodeTask):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return whether each label is predicted for a node: [n, num_labels] bool."""
-        return outputs > 0
+        return self.own(outputs) > 0
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double().sigmoid()
@@ -365,7 +370,7 @@ class NodeRegression(NodeTask):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Return the predicted number of every node, [n], or its predicted numbers, [n, num_targets]."""
-        return outputs[:, 0] if self.num_targets == 1 else outputs
+        return outputs[:, 0] if self.num_targets == 1 else self.own(outputs)
 
     def scores(self, outputs: Tensor) -> Tensor:
         return outputs.double()
@@ -470,7 +475,7 @@ class SeveralTasks(NodeTask):
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return the predictions of each task, by its name."""
-        return {name: task.predictions(own) for name, task, own in self._outputs_of(outputs)}
+        return {name: task.predictions(own) for name, task, own in self._outputs_of(self.own(outputs))}
 
     def scores(self, outputs: Tensor) -> Tensor:
         return torch.cat([task.scores(own) for _, task, own in self._outputs_of(outputs)], dim=1)
