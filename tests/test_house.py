@@ -37,9 +37,9 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "store": 4231,
     "sample": 1533,
     "ranks": 1987,
-    "load": 3278,
+    "load": 3292,
     "nn": 3345,
-    "serve": 4268,
+    "serve": 4270,
     "train": 5273,
     "gpu": 2622,
     "inference": 1301,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1787,
 }
-BUDGET, MOST_FILES = 49_319, 230
+BUDGET, MOST_FILES = 49_335, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -219,8 +219,22 @@ def note_edges(sampled: Sampled, schema: Schema) -> None:
     if sampled.num_nodes is None or sampled.num_edges is None:
         return
     for index, edge_index in enumerate(sampled.edge_index):
-        num_nodes, num_edges = sampled.num_nodes[schema.destinations[index]], sampled.num_edges[index]
-        note_grouped(edge_index, dict(zip(accumulate(num_nodes), accumulate(num_edges), strict=False)))
+        _note_hops(edge_index, sampled.num_nodes[schema.destinations[index]], sampled.num_edges[index])
+
+
+def note_served_edges(batch: Batch) -> None:
+    """Do as `note_edges`, for a batch that a server has sent: the counts by hop say whether its edges are grouped."""
+    for edge_index in tensors_in([block.edge_index for block in batch.blocks] if "blocks" in batch else ()):
+        note_grouped(edge_index, {})
+    for edges in batch.edge_stores:
+        nodes = edges if edges._key is None else batch[edges._key[-1]]
+        if "edge_index" in edges and "num_sampled_edges" in edges and "num_sampled_nodes" in nodes:
+            _note_hops(edges["edge_index"], nodes["num_sampled_nodes"], edges["num_sampled_edges"])
+
+
+def _note_hops(edge_index: Tensor, num_nodes: Sequence[int], num_edges: Sequence[int]) -> None:
+    """Note edges by destination. By hop, there are so many new destinations, and edges to those of the hop before."""
+    note_grouped(edge_index, dict(zip(accumulate(num_nodes), accumulate(num_edges), strict=False)))
 
 
 def _num_inner(sampled: Sampled, index: int, name: str) -> int:

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from hoploom import ops
 from hoploom.config.values import as_int, as_number, read_addresses
 from hoploom.errors import ConfigError, PeerError, StoreError
-from hoploom.load.assemble import Batch
+from hoploom.load.assemble import Batch, note_served_edges
 from hoploom.load.maker import LinkMaker, LocalMaker, Maker, NodeMaker
 from hoploom.load.order import StepShare
 from hoploom.ops import Frontier, Picks
@@ -320,6 +320,8 @@ class ServedBatches(Maker):
         request = BatchRequest(self.description, seeds, first, key, self.excludes(share), known)
         message = request.message(self.peers.identity)
         batch = decode_batch(self.peers.ask(message, pinned=self.pinned), pinned=self.pinned)
+        if self.pinned:
+            note_served_edges(batch)
         storage = batch._store if isinstance(batch, Data) else batch[self.description.owner]
         storage._mapping["input_id"] = indices if self.input_id is None else self.input_id[indices]
         return batch if self.transform is None else self.transform(batch)

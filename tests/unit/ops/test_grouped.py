@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import HETEROGENEOUS, HOMOGENEOUS, store_of
+from support.batch_servers import without_graph
+from support.cases import HETEROGENEOUS, HOMOGENEOUS, NOT_SENT, store_of
 from support.graphs import random_graph
 from support.models import books, heterogeneous, homogeneous
 from support.waiting import NoWaiting
@@ -156,6 +157,11 @@ def test_batches_of_the_host_take_their_notes_to_the_device(
         assert note is None or ends == sorted(ends)
         assert note is None or note == {count: sum(end < count for end in ends) for count in note}
     assert any(kind in name for kind in (*MERGED, "HGT")) == all(note is None for note in known)
+    if name not in NOT_SENT:
+        remote, _ = without_graph(store_of(is_hetero, attrs))
+        served: Any = make(remote)._producer
+        sent = replace(served, pinned=True).make(loader.rehearsal().step(0))
+        assert [noted(edge_index) for edge_index in edges_of(sent)] == known
 
 
 def trained(model: nn.Module, batch: Batch) -> tuple[list[Tensor], list[int], list[int]]:
