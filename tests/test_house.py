@@ -33,14 +33,14 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 814,
-    "ops": 4298,
+    "ops": 4303,
     "store": 4231,
     "sample": 1533,
     "ranks": 1987,
     "load": 3292,
-    "nn": 3345,
+    "nn": 3355,
     "serve": 4270,
-    "train": 5273,
+    "train": 5286,
     "gpu": 2622,
     "inference": 1301,
     "ranking": 1015,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1787,
 }
-BUDGET, MOST_FILES = 49_335, 230
+BUDGET, MOST_FILES = 49_363, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

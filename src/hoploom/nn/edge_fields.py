@@ -11,6 +11,7 @@ from hoploom.errors import ConfigError
 from hoploom.nn.layers import ReadEdges
 from hoploom.nn.relational import module_name
 from hoploom.ops import InEdges
+from hoploom.ops.deadline import on_host
 from hoploom.schema import Field, Relation, holds_text
 
 CATEGORY_WIDTH = 16  # of the learned row of a category
@@ -63,7 +64,8 @@ class EdgeReader(nn.Module):
             return column
         table: nn.Module = self.rows[module_name(name)]
         numbers, most = column.view(-1).to(torch.int64), int(table.num_embeddings) - 1  # type: ignore[arg-type]
-        if (numbers.device.type == "cpu" or not self.training) and not bool(((numbers >= 0) & (numbers <= most)).all()):
+        is_read = numbers.device.type == "cpu" or not self.training
+        if is_read and not on_host(((numbers >= 0) & (numbers <= most)).all(), f"sampled {name!r} of edges"):
             way_out = "the model knows no others: change these, or train again"
             raise ConfigError(f"{name!r} of the edges {self.key} has a category outside 0 to {most}; {way_out}")
         return table(numbers)  # type: ignore[no-any-return]

@@ -30,6 +30,7 @@ from hoploom.errors import ConfigError, TrainError
 from hoploom.nn.row_memory import shared_zeros
 from hoploom.nn.row_tables import AT_ONCE, read_row_table, write_rows
 from hoploom.ops import RowRule, RowStep
+from hoploom.ops.deadline import on_host
 from hoploom.ops.device_rows import mixed_words, update_device_rows
 from hoploom.ranks import environment
 from hoploom.ranks.context import Context, all_or_none, gather_json, init
@@ -202,7 +203,8 @@ class Embedding:
         except (TypeError, ValueError, RuntimeError) as error:
             what = f"ids of {self.node_type!r} are {ids!r:.80}"
             raise ConfigError(f"{what}; give a tensor or a list of integers") from error
-        read_ids(f"ids of {self.node_type!r}", ids.reshape(-1).cpu(), self._of.num_nodes, ConfigError)
+        on_cpu = on_host(ids.reshape(-1), "found ids to look up")
+        read_ids(f"ids of {self.node_type!r}", on_cpu, self._of.num_nodes, ConfigError)
         return self._look_up(ids)
 
     def read_alone(self, ids: Tensor) -> Tensor:
@@ -398,7 +400,8 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embedding: Embedding, ids: Tensor) -> Tensor:
-        own = ids.reshape(-1).to(embedding.rows.device, torch.int64, copy=True)  # the caller may write to `ids`
+        own = ids.reshape(-1) if embedding._is_on_device else on_host(ids.reshape(-1), "sampled the batch")
+        own = own.to(embedding.rows.device, torch.int64, copy=True)  # the caller may write to `ids`
         flat = own.contiguous()
         ctx.embedding, ctx.ids, ctx.number = embedding, flat, embedding._num_look_ups
         embedding._num_look_ups += 1
@@ -408,7 +411,10 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        rows = gradient.detach().reshape(-1, ctx.embedding.dim).to(ctx.ids.device, torch.float32).contiguous()
+        rows = gradient.detach().reshape(-1, ctx.embedding.dim)
+        if not ctx.embedding._is_on_device:
+            rows = on_host(rows, "computed the gradients of learned rows")
+        rows = rows.to(ctx.ids.device, torch.float32).contiguous()
         ctx.embedding._keep(ctx.number, ctx.ids, rows)
         return None, None, None
 

@@ -33,6 +33,7 @@ from hoploom.nn.layers import (
     with_own,
 )
 from hoploom.ops import InEdges
+from hoploom.ops.deadline import on_host
 from hoploom.schema import RelationName
 
 dot_ends = operator(lambda left, _, edges, heads: scores_like(left, edges, heads))(ops.dot_ends)
@@ -389,7 +390,8 @@ def _types_of(edges: InEdges, num_relations: int) -> Tensor:
     """Return the types of edges, which are their features: [num_edges] int64. On a GPU, the host waits for them."""
     if edges.features is None or edges.features.shape[1] != 1:
         raise ConfigError("the edges have no types; give edge_type, a number for each edge")
-    types = edges.features[: int(edges.indptr[-1]), 0].to(torch.int64)
+    num_edges = int(on_host(edges.indptr[-1], "counted the edges"))  # later reads are of little more work
+    types = edges.features[:num_edges, 0].to(torch.int64)
     low, high = map(int, torch.aminmax(types)) if types.numel() else (0, 0)
     if low < 0 or high >= num_relations:
         known = f"0 to num_relations - 1 = {num_relations - 1}"

@@ -57,6 +57,11 @@ class HostCopy:
         return self.host
 
 
+def on_host(values: Tensor, doing: str, seconds: float = DEADLINE) -> Tensor:
+    """Return the values in host memory, as `.cpu()` does, which has no deadline; raise TimeoutError after `seconds`."""
+    return HostCopy(values).wait(seconds, f"the device has not {doing} within {seconds:g} s; {BUSY}")
+
+
 def idle(device: torch.device, seconds: float) -> bool:
     """Wait until a device is idle, in a daemon thread, as no event covers all streams; return False after `seconds`."""
     if device.type != "cuda":

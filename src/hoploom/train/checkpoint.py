@@ -29,7 +29,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from hoploom.errors import ConfigError, HoploomError, StoreError
+from hoploom.errors import ConfigError, HoploomError, StoreError, TrainError
+from hoploom.ops.deadline import on_host
 from hoploom.ranks.context import Context, all_or_none, unwrap
 from hoploom.store import Store
 from hoploom.store.format import regular, write_whole
@@ -399,6 +400,10 @@ def _encoded(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> A
             raise ConfigError(f"the state holds a tensor of {value.dtype}, {value.layout} at {at!r}; convert it")
         while at in tensors or at == "__metadata__":
             at += "'"  # a key "a/b" beside a key "a" that holds "b"
+        try:
+            on_host(torch.empty(0, device=value.device), f"computed {at!r}")
+        except TimeoutError as error:
+            raise TrainError(f"the checkpoint is not written: {error}") from error
         tensors[at] = value.detach().cpu().resolve_conj().resolve_neg()
         return {"tensor": at}
     if isinstance(value, list | tuple):

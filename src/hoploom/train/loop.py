@@ -24,6 +24,7 @@ from hoploom.load.assemble import Batch
 from hoploom.load.loader import Loader
 from hoploom.nn import GNN
 from hoploom.nn.models import KINDS
+from hoploom.ops.deadline import on_host
 from hoploom.ranks.agreement import difference_of
 from hoploom.ranks.context import Context, gather_json, unwrap
 from hoploom.system import Closing, StopRequests
@@ -472,7 +473,12 @@ def evaluate(
         for outputs, targets in rows(steps):
             metrics.update(task.scores(outputs), targets)
             losses = task.losses(outputs, targets).double()
-            total += torch.stack([losses.sum().cpu(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
+            try:
+                loss = on_host(losses.sum(), "evaluated a batch", context.timeout)
+            except TimeoutError as error:
+                way_out = f"or give hoploom.init a timeout above {context.timeout:g} seconds"
+                raise TrainError(f"evaluation failed: {error}, {way_out}") from error
+            total += torch.stack([loss, torch.tensor(float(losses.numel()), dtype=torch.float64)])
         if len(steps) == 0:
             for outputs, targets in rows(range(1)):
                 for metric in metrics.values():

@@ -463,6 +463,8 @@ class Stepper:
         if self._scaler is None:
             optimizer.step()
             return True
+        with self.in_time(self._learner.progress.steps + 1):  # the scaler's own reads of the device have no deadline
+            HostCopy(torch.empty(0, device=self._context.device)).wait(self._context.timeout, "computed the gradients")
         scale = self._scaler.get_scale()
         self._scaler.step(optimizer)
         self._scaler.update()
