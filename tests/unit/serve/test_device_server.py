@@ -1,0 +1,121 @@
+"""A server on a device: what it keeps, and what becomes of a request when the device fails."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.batch_servers import request_of
+from support.graphs import random_graph, save_in_parts
+from support.wires import over_the_wire
+from torch import Tensor
+
+import hoploom
+from hoploom import ConfigError, PeerError
+from hoploom.cli.serving import placed_for_clients
+from hoploom.deploy import device_server
+from hoploom.deploy.device_server import PlacedShard, ServingDevice
+from hoploom.ops.deadline import HostCopy
+from hoploom.serve.graph_server import BatchOptions, GraphServer
+from hoploom.serve.wire import Message
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("device") / "store"
+    save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1)), path, 2)
+    return path
+
+
+@pytest.fixture
+def server(path: Path, device: torch.device) -> Iterator[GraphServer]:
+    options = BatchOptions(place=partial(placed_for_clients, str(device)), memory=1 << 20)
+    with GraphServer(path, None, options) as server:
+        yield server
+
+
+def asked(server: GraphServer, batch_size: int = 4, **changed: Any) -> Message:
+    header, seeds = over_the_wire(request_of(hoploom.open(server.store.path), 60, batch_size))[:2]  # type: ignore[arg-type]
+    header["description"] = {**header["description"], **changed}
+    return Message(header, seeds)
+
+
+def kept(server: GraphServer) -> dict[Any, Any]:
+    deployment = server._batch_service()._store.deployment
+    assert isinstance(deployment, ServingDevice)
+    return deployment.loadings
+
+
+SAMPLE = {"ask": "sample", "part": 1, "frontiers": [[0, False, False]], "key": 1, "hop": 0, "fanouts": [2]}
+SAMPLE |= dict.fromkeys(("replace", "last", "labor", "weighted"), False)
+GATHER = {"ask": "gather", "part": 1, "wanted": [["node", "x", 0]]}
+IDS = torch.arange(30, 40)
+
+
+def late(copied: HostCopy, seconds: float, message: str) -> Tensor:
+    raise TimeoutError(message)
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (lambda patch: patch.setattr(HostCopy, "wait", late), "the device has not .* within 60 s; see what else keeps"),
+        (lambda patch: patch.setattr("hoploom.gpu.batch_memory.Pool.stage", no_memory), "CUDA out of memory"),
+    ],
+    ids=["late", "full"],
+)
+def test_a_device_that_fails_sends_clients_to_another_server(
+    fail: Callable[[pytest.MonkeyPatch], None], said: str, server: GraphServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [asked(server), Message(SAMPLE, [IDS]), Message(GATHER, [IDS])]
+    expected = [server.service.answer(request) for request in requests]
+    with monkeypatch.context() as patch:
+        fail(patch)
+        for request in requests:
+            with pytest.raises(PeerError, match=said):
+                server.service.answer(request)
+    assert kept(server) == {}  # the buffers are given up
+    for before, request in zip(expected, requests, strict=True):
+        for ours, theirs in zip(server.service.answer(request).whole_tensors, before.whole_tensors, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_buffers_are_kept_of_the_kinds_of_batches_asked_for_last(server: GraphServer) -> None:
+    fanouts = [[[1 + number]] for number in range(device_server.MOST_LOADERS + 1)]
+    sampling = asked(server).header["description"]["sampling"]
+    requests = [asked(server, sampling={**sampling, "fanouts": own}) for own in fanouts]
+    for request in requests[:-1]:
+        server.service.answer(request)
+    first, second, *_ = kept(server)
+    server.service.answer(requests[0])  # now the second is the oldest
+    loading = kept(server)[first]
+    server.service.answer(requests[-1])
+    assert len(kept(server)) == device_server.MOST_LOADERS
+    assert second not in kept(server)
+    server.service.answer(requests[0])
+    assert kept(server)[first] is loading
+
+
+def test_a_batch_that_never_fits_the_servers_memory_is_refused_before_it_is_copied(
+    server: GraphServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = server._batch_service()
+    service.budget.size = 1000
+    monkeypatch.setattr(device_server, "HostCopy", no_memory)
+    with pytest.raises(ConfigError, match="the server has 1000 for all batches; lower the fanouts or batch_size"):
+        server.service.answer(asked(server, 30))
+    assert service.budget.taken == 0
+
+
+def test_a_part_says_that_rows_on_the_device_are_not_in_host_memory(server: GraphServer) -> None:
+    shard = server.store.shards[0]
+    assert isinstance(shard, PlacedShard)
+    assert not shard.in_memory("node", "x")
+    rows = hoploom.open(server.store.path).features.gather([("node", "x", IDS)])[0]  # type: ignore[arg-type]
+    assert torch.equal(server.store.features.gather([("node", "x", IDS)])[0], rows)
