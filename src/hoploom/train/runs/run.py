@@ -29,8 +29,8 @@ from hoploom.nn.decoders import DECODERS, Decoder, Dot, OfRelations
 from hoploom.nn.models import types_by_layer
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
-from hoploom.schema import NodeType, RelationName, Schema
-from hoploom.store import Store, Wanted
+from hoploom.schema import RelationName
+from hoploom.store import Store
 from hoploom.store.base import Tier
 from hoploom.store.format import write_whole
 from hoploom.store.row_cache import CacheReport, cached, report
@@ -41,7 +41,8 @@ from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import Outcome, evaluate, fit
 from hoploom.train.runs import link_splits
 from hoploom.train.runs.built_in import loader_options, naming_model, read_edge_fields, shape_of
-from hoploom.train.runs.link_splits import SPLITS, relation_of, unknown_name
+from hoploom.train.runs.link_splits import SPLITS, relation_of
+from hoploom.train.runs.node_labels import labelled_type, node_task
 from hoploom.train.runs.run_file import (
     BEST,
     LAST,
@@ -64,7 +65,6 @@ NUM_BATCHES = 64  # batches that are sampled to choose the rows to cache
 CONNECT_KEYS = tuple(name for name in CONNECT if name != "made")  # the store decides where batches are made
 LEAST_TAIL = 64  # a last step with fewer seeds joins the one before: the same steps for any number of ranks up to this
 NODES = "nodes"  # the name, instead of that of a split, for nodes whose outputs are written
-MOST_CLASSES = 1_000_000
 
 Fanouts = list[int] | dict[RelationName, list[int]]
 
@@ -302,11 +302,11 @@ def complete_setup(
 
 
 def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
-    node_type = _labelled_type(run_file, store.schema)
+    node_type = labelled_type(run_file, store.schema)
     names = {split: getattr(run_file.task, split) for split in SPLITS}
     nodes = {split: store.split(name, node_type.name) for split, name in names.items() if name}
     section, splits = run_file.task, list(nodes.values())
-    found = {label: _node_task(run_file, store, node_type, splits, label) for label in (section.label, *section.more)}
+    found = {label: node_task(run_file, store, node_type, splits, label) for label in (section.label, *section.more)}
     task: tasks.LabelTask | tasks.SeveralTasks = found[section.label]
     if section.more:
         best = f"{section.label}_{task.monitor[0]}"
@@ -321,69 +321,6 @@ def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
             raise run_file.problem(f"task.{split}", f"the split {names[split]!r}: {error}") from error
     seeds = {split: names[split] if store.schema.homogeneous else (node_type.name, names[split]) for split in nodes}
     return TrainingSetup(store, task, task.columns[0], seeds, (node_type.name,))
-
-
-def _node_task(
-    run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor], label: str
-) -> tasks.LabelTask:
-    """Return the task of one label of the seeds: that of task.label, or one of task.more."""
-    section, common = run_file.task, dict[str, Any](label=label, node_type=node_type.name)
-    if label not in node_type.fields:
-        key = "task.label" if label == section.label else "task.more"
-        message = f"{key} is {label!r}, no field of {node_type.name!r}"
-        raise unknown_name(run_file, key, message, label, list(node_type.fields))
-    field, kind = node_type.fields[label], section.more.get(label, section.kind)
-    width = field.shape[0] if field.shape else 1
-    if kind == "multi-label":
-        return tasks.MultiLabel(num_labels=width, **common)
-    if kind == "node-regression":
-        return tasks.NodeRegression(num_targets=width, loss=section.loss or "mse", **common)  # type: ignore[arg-type]
-    given = section.num_classes if label == section.label else None
-    return tasks.NodeClassification(given or _count_classes(run_file, store, node_type, splits, label), **common)
-
-
-def _labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
-    """Return the node type of the seeds; raise ConfigError if it lacks the splits or the label of the task."""
-    wanted, task = run_file.task.node_type, run_file.task
-    if wanted is not None and wanted not in schema.type_index:
-        message = f"task.node_type names {wanted!r}, no node type"
-        raise unknown_name(run_file, "task.node_type", message, wanted, list(schema.type_index))
-    having = [t for t in schema.node_types if wanted in (None, t.name) and (task.train in t.splits or wanted)]
-    if len(having) != 1:
-        splits = {t.name: sorted(t.splits) for t in schema.node_types}
-        where = [t.name for t in having] or "no node type"
-        way_out = "name one in task.node_type" if having else "name one of them in task.train"
-        message = f"the split {task.train!r} is in {where}, the splits are {splits}; {way_out}"
-        raise run_file.problem("task.node_type" if having else "task.train", message)
-    (node_type,) = having
-    for split in SPLITS:
-        name = getattr(task, split)
-        if name and name not in node_type.splits:
-            way_out = "" if split == "train" else f'; task.{split} = "" does without'
-            message = f"task.{split} is {name!r}, {node_type.name!r} has the splits {sorted(node_type.splits)}{way_out}"
-            raise run_file.problem(f"task.{split}", message)
-        if name and not node_type.splits[name]:
-            raise run_file.problem(f"task.{split}", f"the split {name!r} of {node_type.name!r} is empty; name another")
-    if run_file.loader.temporal and schema.time not in node_type.fields:
-        message = f"loader.temporal is set, but no field dates the seeds, nodes of type {node_type.name!r}"
-        raise run_file.problem("loader.temporal", f"{message}; leave it out, or use NeighborLoader(input_time=...)")
-    return node_type
-
-
-def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor], label: str) -> int:
-    """Return the number of classes: one more than the largest label in all splits."""
-    field, key = node_type.fields[label], "task.label" if label == run_file.task.label else "task.more"
-    if field.shape not in ((), (1,)):
-        message = f"{label!r} of {node_type.name!r} has rows of shape {list(field.shape)}, not one class each"
-        raise run_file.problem(key, f'{message}; use task.kind = "multi-label", or another label')
-    largest = -1.0
-    for some in (piece for nodes in splits for piece in torch.split(nodes, tasks.LABELS_AT_ONCE) if piece.numel()):
-        labels = store.features.gather([Wanted(node_type.name, label, some)])[0].double()
-        largest = max(largest, float(labels.nan_to_num(-1.0).max()))
-    if not 1 <= largest < MOST_CLASSES:
-        message = f"the largest label {label!r} of the splits is {largest:g}; classes are 0, 1, 2, ..."
-        raise run_file.problem(key, f'{message}; use another label, or task.kind = "node-regression"')
-    return int(largest) + 1
 
 
 def make_model(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
