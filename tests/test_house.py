@@ -40,7 +40,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "load": 3292,
     "nn": 3355,
     "serve": 4270,
-    "train": 5301,
+    "train": 5335,
     "gpu": 2622,
     "inference": 1301,
     "ranking": 1015,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1787,
 }
-BUDGET, MOST_FILES = 49_378, 230
+BUDGET, MOST_FILES = 49_412, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -174,15 +174,13 @@ def evaluate_run(arguments: Arguments) -> int:
 
 def evaluate_rank(context: "Context", run_file: "RunFile", checkpoint: Path, split: str, as_object: bool) -> None:
     """Evaluate on this rank; rank 0 prints the metrics."""
-    from hoploom.train.loop import evaluate
-    from hoploom.train.runs.run import complete_setup, eval_loader, open_graph, trained_model, with_placement
+    from hoploom.train.runs.run import complete_setup, evaluation, open_graph, trained_model, with_placement
 
     setup = complete_setup(run_file, open_graph(run_file, context), context, with_placement)
     if split not in setup.seeds:
         raise ConfigError(f"--split is {split!r}, but the run has only {', '.join(setup.seeds)}; give one of these")
     model = trained_model(run_file, setup, context, checkpoint)
-    loader = eval_loader(run_file, setup, context, model, split)
-    found = evaluate(model, loader, setup.task, context, precision=run_file.train.precision)
+    found = evaluation(run_file, setup, context, model, split)()
     if context.is_main:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if "/" not in name)
         result = {"checkpoint": str(checkpoint), "split": split, "metrics": found}
@@ -234,7 +232,7 @@ def infer_rank(
                 options[name] = list(dict.fromkeys([*options[name], *needed]))
     options["node_types"] = options["node_types"] or (None if isinstance(unwrap(model), GNN) else setup.out_types)
     make = partial(infer_loader, run_file, setup, context, model)
-    inference = Inference(task=setup.task, loader=make, **options)
+    inference = Inference(task=(setup.nodes or setup).task, loader=make, **options)
     infer(model, setup.store, out, context, inference=inference)
     if num_best is not None:
         from hoploom.inference.best_links import write_best
@@ -283,6 +281,8 @@ def _relation_of_best(num_best: int, run_file: "RunFile", store: "Store", model:
 
     if run_file.task.kind != LINKS:
         raise ConfigError(f"--best is for links, and the run has task.kind = {run_file.task.kind!r}; leave it out")
+    if run_file.task.more:
+        raise ConfigError("--best scores whole outputs, and here some are of labels (task.more); leave it out")
     decoder = decoder_of(model)
     try:
         decoder.check(None)

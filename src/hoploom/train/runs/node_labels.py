@@ -10,7 +10,7 @@ from hoploom.schema import NodeType, Schema
 from hoploom.store import Store, Wanted
 from hoploom.train import tasks
 from hoploom.train.runs.link_splits import SPLITS, unknown_name
-from hoploom.train.runs.run_file import RunFile
+from hoploom.train.runs.run_file import ERRORS, RunFile
 
 MOST_CLASSES = 1_000_000
 
@@ -29,7 +29,8 @@ def node_task(
     if kind == "multi-label":
         return tasks.MultiLabel(num_labels=width, **common)
     if kind == "node-regression":
-        return tasks.NodeRegression(num_targets=width, loss=section.loss or "mse", **common)  # type: ignore[arg-type]
+        loss = section.loss if section.loss in ERRORS else "mse"  # that of a run on links is for links
+        return tasks.NodeRegression(num_targets=width, loss=loss, **common)  # type: ignore[arg-type]
     given = section.num_classes if label == section.label else None
     return tasks.NodeClassification(given or _count_classes(run_file, store, node_type, splits, label), **common)
 

@@ -57,7 +57,7 @@ from hoploom.train.runs.run_file import (
     values_of,
 )
 from hoploom.train.runs.schedules import learn_rows, make_optimizer, make_scheduler
-from hoploom.train.step import Learner, MakeStepper, Training
+from hoploom.train.step import Learner, MakeStepper, SideTask, Training
 from hoploom.train.tasks import Task
 
 RESULT_FILE, LINKS_FOLDER = "result.json", "links"
@@ -112,7 +112,12 @@ def run(
         loader = train_loader(run_file, setup, context, model)
         optimizer = make_optimizer(run_file, model)
         scheduler = make_scheduler(run_file, optimizer, len(loader), setup.task.monitor[1])
-        learner, checkpoint = Learner(model, optimizer, setup.task, loader, scheduler), Checkpoint(folder, context)
+        also = {
+            name: SideTask(side.task, train_loader(run_file, side, context, model))
+            for name, side in setup.sides.items()
+        }
+        learner = Learner(model, optimizer, setup.task, loader, scheduler, also=also)
+        checkpoint = Checkpoint(folder, context)
         if resume:
             checkpoint.restore(LAST, learner.parts())
         recorded = run_file.train.whole_steps and context.device.type == "cuda"
@@ -135,7 +140,7 @@ def run(
             learner,
             Training(**given | {"seed": run_file.seed, "progress": progress}),
             context,
-            validate=_evaluation(run_file, setup, context, model, "val") if "val" in setup.seeds else None,
+            validate=evaluation(run_file, setup, context, model, "val") if "val" in setup.seeds else None,
             checkpoint=checkpoint,
             journal=journal,
             stepper=stepper,
@@ -148,7 +153,7 @@ def run(
                     f"{checkpoint.path(BEST)} is gone, so the best model cannot be tested; put it back and go on with "
                     "--resume, or start anew in another output.folder"
                 )
-            test = _evaluation(run_file, setup, context, model, "test")()
+            test = evaluation(run_file, setup, context, model, "test")()
         journal.test(test, step=outcome.steps)
         weights = *model.parameters(), *(learned.rows for learned in setup.store.learned)
         cache, size = None, sum(each.numel() for each in weights)
@@ -162,12 +167,24 @@ def run(
     return result
 
 
-def _evaluation(
+def evaluation(
     run_file: RunFile, setup: "TrainingSetup", context: Context, model: nn.Module, split: str
 ) -> Callable[[], dict[str, float]]:
-    """Return a function that evaluates the model on a split."""
-    loader = eval_loader(run_file, setup, context, model, split)
-    return lambda: evaluate(model, loader, setup.task, context, precision=run_file.train.precision)
+    """Return a function that evaluates the model on a split; the loss of a side task is named after it."""
+    loaders = {
+        name: (eval_loader(run_file, each, context, model, split), each.task)
+        for name, each in ({"": setup} | setup.sides).items()
+        if split in each.seeds
+    }
+
+    def evaluated() -> dict[str, float]:
+        found = dict[str, float]()
+        for side, (loader, task) in loaders.items():
+            metrics = evaluate(model, loader, task, context, precision=run_file.train.precision)
+            found |= {f"{side}_{name}" if side and name == "loss" else name: v for name, v in metrics.items()}
+        return found
+
+    return evaluated
 
 
 # --- the store -----------------------------------------------------------------------------------
@@ -254,6 +271,12 @@ class TrainingSetup:
     notes: tuple[str, ...] = ()  # to be printed when the run begins
     relations: Mapping[str, Tensor] = field(default_factory=dict)  # split -> the numbers of its links' relations
     categories: Mapping[str, int] = field(default_factory=dict)  # of edge fields that the model reads
+    nodes: "TrainingSetup | None" = None  # of labels of nodes that a run on links learns, too
+
+    @property
+    def sides(self) -> "dict[str, TrainingSetup]":
+        """The setup of the side task by its name, if there is one, with the graph as it is now."""
+        return {} if self.nodes is None else {"nodes": replace(self.nodes, store=self.store)}
 
 
 def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
@@ -271,6 +294,15 @@ def training_setup(run_file: RunFile, store: Store) -> TrainingSetup:
         relations = {split: rows[2] for split, rows in links.items() if len(rows) > 2}
         task = link_splits.link_task(run_file, relations.values())
         setup = TrainingSetup(graph, task, run_file.model.hidden, seeds, (key[0], key[2]), notes, relations)
+        if run_file.task.more:
+            nodes = _node_setup(run_file, graph)
+            setup = replace(
+                setup,
+                task=replace(task, first_column=nodes.num_outputs),
+                num_outputs=nodes.num_outputs + setup.num_outputs,
+                out_types=tuple(dict.fromkeys((*setup.out_types, *nodes.out_types))),
+                nodes=nodes,
+            )
     else:
         setup = _node_setup(run_file, store)
     if run_file.train.monitor is None:
@@ -306,12 +338,13 @@ def _node_setup(run_file: RunFile, store: Store) -> TrainingSetup:
     names = {split: getattr(run_file.task, split) for split in SPLITS}
     nodes = {split: store.split(name, node_type.name) for split, name in names.items() if name}
     section, splits = run_file.task, list(nodes.values())
-    found = {label: node_task(run_file, store, node_type, splits, label) for label in (section.label, *section.more)}
-    task: tasks.LabelTask | tasks.SeveralTasks = found[section.label]
+    first, *others = section.more if section.kind == LINKS else (section.label, *section.more)
+    found = {label: node_task(run_file, store, node_type, splits, label) for label in (first, *others)}
+    task: tasks.LabelTask | tasks.SeveralTasks = found[first]
     if section.more:
-        best = f"{section.label}_{task.monitor[0]}"
+        best, is_first = f"{first}_{task.monitor[0]}", section.kind == LINKS
         try:
-            task = tasks.SeveralTasks(found, section.weights, best, node_type=node_type.name)
+            task = tasks.SeveralTasks(found, section.weights, best, node_type=node_type.name, is_first=is_first)
         except ConfigError as error:
             raise run_file.problem("task.weights", f"task.weights: {error}") from error
     for split, ids in nodes.items():
@@ -334,7 +367,7 @@ def make_model(run_file: RunFile, setup: TrainingSetup) -> nn.Module:
             model = GNN(run_file.model.name, setup.store.schema, shape, setup.out_types)
     kind, task = DECODERS[run_file.model.decoder], setup.task
     if issubclass(kind, OfRelations) and isinstance(task, LinkPrediction):
-        model.decoder = kind(setup.num_outputs, task.num_relations or 1)
+        model.decoder = kind(setup.num_outputs - task.first_column, task.num_relations or 1)
     elif kind is not Dot:
         model.decoder = kind()
     return model

@@ -92,8 +92,8 @@ class TaskSection:
         None, "the node type to train on, if several have splits", rules.TEXT, example="paper", only=OF_NODES
     )
     label: str = key("y", "the field that holds the labels", rules.TEXT, only=OF_NODES)
-    more: dict[str, str] = key({}, "further labels to learn, by field: node-regression, ...", MORE, only=OF_NODES)
-    weights: dict[str, float] = key({}, "weights of the labels' losses, by field; 1 by default", WEIGHTS, only=OF_NODES)
+    more: dict[str, str] = key({}, "further labels to learn, by field: node-regression, ...", MORE)
+    weights: dict[str, float] = key({}, "weights of the labels' losses, by field; 1 by default", WEIGHTS)
     num_classes: int | None = key(
         None, "number of classes; default: counted from the labels", rules.whole(2), example=16, only=OF_CLASSES
     )
@@ -492,7 +492,7 @@ def _problems(values: Values, where: Mapping[str, str]) -> Problems:
     if values["loader.weighted"] and values["loader.temporal"] == "last":
         yield "loader.temporal", 'loader.temporal = "last" draws nothing, so loader.weighted has no effect; drop one'
     label, more = values["task.label"], values["task.more"]
-    if label in more:
+    if label in more and values["task.kind"] != LINKS:
         yield "task.more", f"task.more has {label!r}, which is task.label; set task.kind for it, and leave it out here"
     if values["task.weights"] and not more:
         yield "task.weights", "task.weights has no effect without task.more; name further labels there, or drop it"
