@@ -25,7 +25,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.batch import Sampled
 from hoploom.errors import StoreError
-from hoploom.load.assemble import Assembler, Batch
+from hoploom.load.assemble import Batch
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order, StepShare
 from hoploom.load.pipeline import LEAD, Pipeline, Stages
@@ -48,12 +48,14 @@ SPARE = 16  # a table that grows gets 1/16 more rows than needed
 OF_A_ROW = 48  # bytes of bookkeeping per row while it is read
 Fields = Mapping[TypeKey, Sequence[str]]  # field names of which some rows are not in memory
 Ids = tuple[TypeKey, int, int]  # identifies a tensor of ids: node type or relation, address, length
+Request = tuple[Wanted, Tensor | None, Tensor]  # the rows at these positions of the ids, or all, and where they go
+Found = tuple[Fields, Sequence[RowLookup]]  # of a batch: those fields, and one lookup for every tensor of ids
 
 
 # --- the window of rows that are prefetched ---------------------------------------------------
 
 
-def _key_of(owner: TypeKey, ids: Tensor) -> Ids:
+def key_of(owner: TypeKey, ids: Tensor) -> Ids:
     return owner, ids.data_ptr(), ids.numel()
 
 
@@ -64,7 +66,22 @@ class Window:
         self._schema, self._owner = schema, owner
         num_ids = schema.described(owner).count
         self.slots = SlotMap(num_ids, 0) if little_memory else SlotMap(num_ids)
-        self.tables = {name: empty_rows(schema, owner, name, 0) for name in fields}
+        self.tables = {name: self.longer(name, 0, None) for name in fields}
+
+    def longer(self, name: str, num_rows: int, table: Tensor | None) -> Tensor:
+        """Return a table of `num_rows` for a field, which begins with a copy of `table`. Subclasses override this."""
+        rows = empty_rows(self._schema, self._owner, name, num_rows)
+        if table is not None:
+            ops.byte_rows(rows)[: len(table)].numpy()[:] = ops.byte_rows(table).numpy()
+        return rows
+
+    def requests(self, fresh: Tensor) -> list[Request]:
+        """Return the requests for the rows of the slots `fresh`."""
+        ids = self.slots.ids
+        return [(Wanted(self._owner, name, ids), fresh, table[: ids.numel()]) for name, table in self.tables.items()]
+
+    def arrived(self, fresh: Tensor, rows: Sequence[Tensor]) -> None:
+        """Put the requested `rows`, by field, in their slots. They are there already, except in subclasses."""
 
     def find(self, lookups: Sequence[RowLookup]) -> tuple[list[CachedPositions], Tensor]:
         """Begin the next group of steps. Return the slots of each lookup's missing ids, and the slots to fill."""
@@ -75,8 +92,7 @@ class Window:
         for name, table in self.tables.items():  # batches that are being made go on reading the old tables
             tables[name] = table
             if len(table) < num_rows:
-                tables[name] = empty_rows(self._schema, self._owner, name, num_rows + len(table) // SPARE)
-                ops.byte_rows(tables[name])[: len(table)].numpy()[:] = ops.byte_rows(table).numpy()
+                tables[name] = self.longer(name, num_rows + len(table) // SPARE, table)
         self.tables = tables
         held = [CachedPositions(tables, slots, one.missing) for one, (slots, _) in zip(lookups, found, strict=True)]
         return held, ops.joined(fresh)
@@ -87,7 +103,7 @@ class PrefetchedRows:
 
     def __init__(self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup]) -> None:
         self._features, self._fields = features, fields
-        self._lookups = {_key_of(one.owner, one.ids): one for one in lookups}
+        self._lookups = {key_of(one.owner, one.ids): one for one in lookups}
 
     @property
     def schema(self) -> Schema:
@@ -99,7 +115,7 @@ class PrefetchedRows:
         routed: dict[Ids, Sequence[Tensor]] = {}
         positions = []
         for (owner, name, ids), out in zip(wanted, outs, strict=True):
-            key = _key_of(owner, ids)
+            key = key_of(owner, ids)
             lookup = self._lookups.get(key) if name in self._fields.get(owner, ()) else None
             if lookup is not None:
                 for rows in lookup.cached:
@@ -209,7 +225,12 @@ def _id_dtype(schema: Schema, owner: TypeKey) -> np.dtype[Any]:
 
 
 class LookAhead(Maker):
-    """A maker that fetches rows for `num_steps` steps at a time; None: as many as fit in `window` or `scratch`."""
+    """A maker that fetches rows for `num_steps` steps at a time; None: as many as fit in `window` or `scratch`.
+
+    Subclasses override `sample`, `wanted`, `new_window` and `finish` to make batches somewhere else.
+    """
+
+    least_group = 2  # a smaller group has no `fetch`: the rows of a batch are requested when it is assembled
 
     def __init__(
         self,
@@ -230,8 +251,27 @@ class LookAhead(Maker):
     def make(self, share: StepShare) -> Batch:
         return self._maker.make(share)
 
+    def sample(self, share: StepShare) -> Any:
+        """Return the sampled batch of these seeds."""
+        return self._maker.sample(share)
+
+    def wanted(self, sampled: Any) -> Sequence[Wanted]:
+        """Return the requests for all rows of a batch that `sample` returned, with ids on the host."""
+        return self._maker.assembler.wanted(sampled)
+
+    def new_window(self, owner: TypeKey, fields: Collection[str]) -> Window:
+        return Window(self._features.schema, owner, fields, little_memory=self._window > 0)
+
+    def finish(self, sampled: Any, found: Found | None) -> Any:
+        """Assemble a batch that `sample` returned, with the rows of the ids that `fetch` has looked up."""
+        assembler = self._maker.assembler
+        if found is not None:
+            features = PrefetchedRows(self._features, *found)
+            assembler = replace(assembler, store=replace(assembler.store, features=features))
+        return self._maker.finish(sampled, assembler)
+
     @contextmanager
-    def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Batch]]:
+    def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Any]]:
         """Yield the Stages of a loop over `order`: sample a group of steps, fetch its rows, and make its batches."""
         num_groups, num_ahead = (2 if pipeline.num_threads else 1), pipeline.num_ahead
         is_packed = False
@@ -245,6 +285,7 @@ class LookAhead(Maker):
             if self.num_steps is None:
                 self.num_steps = max(1, min(MOST_STEPS, fitting // (num_groups + 1)))
         group = (self.num_packed if is_packed else self.num_steps) or 1
+        fetches = group >= self.least_group
         with little_idle(self._window):
             if is_packed:
                 left = threading.Event()
@@ -261,15 +302,15 @@ class LookAhead(Maker):
                 return
             windows: dict[TypeKey, Window] = {}
 
-            def finish(step: int, sampled: Sampled, fetched: Mapping[int, Assembler] | None) -> Batch:
-                return self._maker.finish(sampled, self._maker.assembler if fetched is None else fetched[id(sampled)])
+            def finish(step: int, sampled: Any, fetched: Mapping[int, Any] | None) -> Any:
+                return self.finish(sampled, None if fetched is None else fetched[id(sampled)])
 
             yield Stages(
                 finish,
-                window=num_groups * group if group > 1 else num_ahead + LEAD,
+                window=num_groups * group if fetches else num_ahead + LEAD,
                 num_finishing=num_ahead,
-                begin=lambda step: self._maker.sample(order.step(step)),
-                fetch=(lambda batches: self.fetch(batches, windows)) if group > 1 else None,
+                begin=lambda step: self.sample(order.step(step)),
+                fetch=(lambda batches: self.fetch(batches, windows)) if fetches else None,
                 group=group,
             )
 
@@ -290,63 +331,57 @@ class LookAhead(Maker):
             self._step_size = max(rows), max(of_ids)
         return self._step_size
 
-    def fetch(self, batches: Sequence[Sampled], windows: dict[TypeKey, Window]) -> Mapping[int, Assembler]:
+    def fetch(self, batches: Sequence[Any], windows: dict[TypeKey, Window]) -> Mapping[int, Found]:
         """Fetch the rows that batches need and memory lacks, one request per peer.
 
-        Return an Assembler for each batch, by id() of its Sampled object.
+        Return, by id() of what `sample` returned for each batch, where its rows are.
         """
         with self._maker.seconds("fetch"):
-            fields, lookups = self._look_up(batches)
+            fields, lookups = self._look_up([self.wanted(one) for one in batches])
             for owner, names in fields.items():
                 if owner not in windows or not windows[owner].tables.keys() >= set(names):
-                    windows[owner] = Window(self._features.schema, owner, names, little_memory=self._window > 0)
-            wanted, places, outs = list[Wanted](), list[Tensor | None](), list[Tensor]()
+                    windows[owner] = self.new_window(owner, names)
+            requests = list[tuple[Window, Tensor, list[Request]]]()
             num_fetched = num_spared = 0
             for owner, window in windows.items():
-                own = [(of_batch, at) for of_batch in lookups for at, one in enumerate(of_batch) if one.owner == owner]
-                held, fresh = window.find([of_batch[at] for of_batch, at in own])
-                for (of_batch, at), rows in zip(own, held, strict=True):
+                asked = [
+                    (of_batch, at) for of_batch in lookups for at, one in enumerate(of_batch) if one.owner == owner
+                ]
+                held, fresh = window.find([of_batch[at] for of_batch, at in asked])
+                for (of_batch, at), rows in zip(asked, held, strict=True):
                     of_batch[at] = of_batch[at]._replace(cached=(*of_batch[at].cached, rows))
-                ids = window.slots.ids
-                for name, table in window.tables.items() if fresh.numel() else ():
-                    wanted.append(Wanted(owner, name, ids))
-                    places.append(fresh)
-                    outs.append(table[: ids.numel()])
+                if fresh.numel():
+                    requests.append((window, fresh, window.requests(fresh)))
                 num_fetched += fresh.numel()
                 num_spared += (sum(rows.positions.numel() for rows in held) - fresh.numel()) * len(window.tables)
-            self._uncached.gather_at(wanted, places, outs)
+            flat = [one for *_, own in requests for one in own]
+            self._uncached.gather_at([one[0] for one in flat], [one[1] for one in flat], [one[2] for one in flat])
+            for window, fresh, own in requests:
+                window.arrived(fresh, [rows for *_, rows in own])
             if (reads := self._maker.assembler.store.reads) is not None:
                 reads.count_found(num_spared, of=num_spared)
             self.fetched.append(num_fetched)
-            pairs = zip(batches, lookups, strict=True)
-            return {id(sampled): self._assembler(fields, of_batch) for sampled, of_batch in pairs}
+            return {id(one): (fields, of_batch) for one, of_batch in zip(batches, lookups, strict=True)}
 
     def missing(self, sampled: Sampled) -> dict[TypeKey, tuple[IdMap, Sequence[str]]]:
         """Return, by node type and relation, the distinct ids whose rows are not in memory, and the fields to read."""
-        fields, (lookups,) = self._look_up([sampled])
+        fields, (lookups,) = self._look_up([self._maker.assembler.wanted(sampled)])
         ids: dict[TypeKey, IdMap] = {}
         for one in lookups:
             ids.setdefault(one.owner, IdMap()).add(one.ids, one.missing)
         return {owner: (found, fields[owner]) for owner, found in ids.items() if len(found)}
 
-    def _look_up(self, batches: Sequence[Sampled]) -> tuple[Fields, list[list[RowLookup]]]:
+    def _look_up(self, wanted: Sequence[Sequence[Wanted]]) -> tuple[Fields, list[list[RowLookup]]]:
         """Return the fields with rows outside of memory, and for each batch, one lookup for every tensor of ids."""
-        wanted = [self._maker.assembler.wanted(one) for one in batches]
         fields: dict[TypeKey, list[str]] = {}
         for owner, name in dict.fromkeys((want.owner, want.field) for of_batch in wanted for want in of_batch):
             if not self._features.in_memory(owner, name):
                 fields.setdefault(owner, []).append(name)
         lists = [
-            {_key_of(want.owner, want.ids): want for want in of_batch if want.field in fields.get(want.owner, ())}
+            {key_of(want.owner, want.ids): want for want in of_batch if want.field in fields.get(want.owner, ())}
             for of_batch in wanted
         ]
         return fields, [[self._features.look_up(want.owner, want.ids) for want in one.values()] for one in lists]
-
-    def _assembler(self, fields: Fields, lookups: Sequence[RowLookup]) -> Assembler:
-        """Return an Assembler that takes the rows of a batch from where `lookups` found them."""
-        assembler = self._maker.assembler
-        features = PrefetchedRows(self._features, fields, lookups)
-        return replace(assembler, store=replace(assembler.store, features=features))
 
     # --- scratch space ----------------------------------------------------------------------------
 
@@ -368,15 +403,15 @@ class LookAhead(Maker):
         """Make the batch of a step, with rows that are not in memory read from scratch space."""
         sampled = self._maker.sample(share)
         if not packed:
-            return self._maker.finish(sampled, self._maker.assembler)
-        fields, (lookups,) = self._look_up([sampled])
+            return self.finish(sampled, None)
+        fields, (lookups,) = self._look_up([self._maker.assembler.wanted(sampled)])
         for at, (owner, ids, _, cached, missing) in enumerate(lookups):
             for number, own in enumerate(self._features.route(owner, ids, missing)):
                 shard = self._features.shards[number]
                 if own.numel() and isinstance(shard, OnDisk):
                     cached = (*cached, StepRows(packed[owner, number], shard.reads, ids, own))  # type: ignore[arg-type]
             lookups[at] = lookups[at]._replace(cached=cached)
-        return self._maker.finish(sampled, self._assembler(fields, lookups))
+        return self.finish(sampled, (fields, lookups))
 
     def _pack(self, order: Order, steps: Sequence[int], left: threading.Event) -> Mapping[int, Packed]:
         """Copy rows that `steps` need to scratch space; return them by step.
