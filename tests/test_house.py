@@ -34,14 +34,14 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 814,
     "ops": 4303,
-    "store": 4231,
+    "store": 4245,
     "sample": 1533,
     "ranks": 1987,
-    "load": 3292,
+    "load": 3327,
     "nn": 3355,
     "serve": 4270,
     "train": 5335,
-    "gpu": 2622,
+    "gpu": 2780,
     "inference": 1301,
     "ranking": 1015,
     "ingest": 6512,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1787,
 }
-BUDGET, MOST_FILES = 49_412, 230
+BUDGET, MOST_FILES = 49_619, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import cast
 from unittest.mock import Mock
 
 from hoploom.deploy.device_server import PlacedShard, ServingDevice
-from hoploom.gpu.loading import DeviceLoading
+from hoploom.gpu.loading import DeviceAhead, DeviceLoading
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import LocalMaker, Maker
@@ -118,6 +118,26 @@ def the_device_from_host_samples(made: Made) -> None:
 def the_device_again(made: Made) -> None:
     _assembled_on_the_device(made, sampled_there=True)
     assert _num_redone(made) > 0
+
+
+def the_device_and_servers(made: Made) -> None:
+    _rows_fetched_for_the_device(made, sampled_there=made.case.name not in NOT_ON_DEVICE)
+
+
+def the_device_with_rows_of_servers(made: Made) -> None:
+    _rows_fetched_for_the_device(made, sampled_there=False)
+
+
+def the_device_over_a_cache(made: Made) -> None:
+    the_device_and_servers(made)
+    assert _hits(made.store) > 0
+
+
+def _rows_fetched_for_the_device(made: Made, *, sampled_there: bool) -> None:
+    for producer in made.producers:
+        assert isinstance(producer, DeviceAhead)
+        assert producer.loading.samples_on_device is sampled_there
+    assert sum(sum(producer.fetched) for producer in made.producers if isinstance(producer, DeviceAhead)) > 0
 
 
 def _assembled_on_the_device(made: Made, *, sampled_there: bool) -> None:

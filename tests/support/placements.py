@@ -136,6 +136,14 @@ def _cached(case: Case) -> Store:
     return cached(spread(case.store, 4, here=[1]), 0.3, counts)
 
 
+def _placed_beside(case: Case, site: Site, *, cache: bool = False, **options: Any) -> Store:
+    """Own parts and edges as the device takes them; all other rows come from real servers."""
+    store = site.beside(case, **options)
+    if cache:
+        store = cached(store, 0.3, {t.name: torch.arange(t.num_nodes) % 5 for t in store.schema.node_types})
+    return site.closing.enter_context(hoploom.place(store, "auto", "50%", device=site.device))
+
+
 def _served(case: Case, site: Site) -> Placed:
     kinds = [case.store, spread(case.store, 3, {0}), spread(case.store, 3, {2}, whole_topology=True)]
     kinds = kinds[:1] if case.name == "degrees" else kinds  # the others cannot
@@ -352,6 +360,39 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "device, restored": Placement(
         lambda case, site: (site.placed(case.store), THREADS), made_by.the_device, restored, only=THREE, quick=()
+    ),
+    "device, rows on servers": Placement(
+        lambda case, site: (_placed_beside(case, site, topology="local", look_ahead=1), {}),
+        made_by.the_device_and_servers,
+        ends,
+        quick=ON_DEVICE,
+    ),
+    "device, rows on servers, look-ahead": Placement(
+        lambda case, site: (_placed_beside(case, site, topology="local", look_ahead=4), THREADS),
+        made_by.the_device_and_servers,
+        only=THREE,
+        quick=["uniform"],
+    ),
+    "device, rows on servers and in a cache": Placement(
+        lambda case, site: (_placed_beside(case, site, cache=True, topology="local"), THREADS),
+        made_by.the_device_over_a_cache,
+        ends,
+        only=A_FEW,
+        quick=THREE,
+    ),
+    "device, edges and rows on servers": Placement(
+        lambda case, site: (_placed_beside(case, site, topology="parted", look_ahead=4), THREADS),
+        made_by.the_device_with_rows_of_servers,
+        ends,
+        quick=A_FEW,
+        missing=NO_DEGREES,
+    ),
+    "device, edges and rows on servers, restored": Placement(
+        lambda case, site: (_placed_beside(case, site, cache=True, topology="parted", look_ahead=1), THREADS),
+        made_by.the_device_with_rows_of_servers,
+        restored,
+        only=THREE,
+        quick=(),
     ),
     "device, made again": Placement(
         lambda case, site: (site.placed(case.store), {}),

@@ -8,9 +8,9 @@ the device always has work. Costs two sets of buffers per loop, each for the lar
 import copy
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from hoploom.gpu.placed_store import PlacedStore
 from hoploom.keys import as_int64
 from hoploom.load.assemble import Arriving, Assembler, is_there, note_edges
 from hoploom.load.loader import local_producer
-from hoploom.load.look_ahead import LookAhead
+from hoploom.load.look_ahead import Ids, LookAhead, Request, Window, ids_key
 from hoploom.load.maker import LocalMaker, Maker
 from hoploom.load.order import Order, StepShare
 from hoploom.load.pipeline import Pipeline, Stages
@@ -45,9 +45,11 @@ from hoploom.ops.deadline import BUSY, HostCopy
 from hoploom.ops.kernels.gather import Segments
 from hoploom.ops.kernels.gather import gather as gather_rows
 from hoploom.ops.kernels.relabel import DeviceNodeMap
-from hoploom.schema import DTYPES, Relation
-from hoploom.store import Wanted
+from hoploom.schema import DTYPES, Relation, Schema, TypeKey
+from hoploom.store import Sharded, Wanted
 from hoploom.store.base import Deployment
+from hoploom.store.on_disk import OnDisk
+from hoploom.store.sharded import empty_rows
 
 BEGUN = 2  # most steps that are begun and not yet copied out of their buffers
 FASTER = "make the transform faster, see what else keeps the device busy (nvidia-smi)"
@@ -198,7 +200,7 @@ class DeviceLoading(Maker):
         else:
             self._sampling = DeviceSampling(maker, placed, self.pool)
         self.samples_on_device = isinstance(self._sampling, DeviceSampling)
-        self._maker, self._assembler = maker, _assembler(maker.assembler, placed, BatchMemory(self.pool))
+        self._maker, self.assembler = maker, _assembler(maker.assembler, placed, BatchMemory(self.pool))
         self._buffers = threading.BoundedSemaphore(BEGUN)  # sets of buffers of batches made at once
 
     @property
@@ -227,7 +229,7 @@ class DeviceLoading(Maker):
                 sampled = self._sampling.finish(begun, memory)
             finally:
                 idle.release()
-            made = self._assembled(sampled, memory)
+            made = self.assembled(sampled, memory)
             memory.reserve(window)
             return made
 
@@ -238,17 +240,134 @@ class DeviceLoading(Maker):
     def make(self, share: StepShare, maker: LocalMaker | None = None) -> Arriving:
         """Return the batch of these seeds, made at once on this thread; they are those of `maker`, if given."""
         self.pool.use_current_stream()
+        sampled, _, memory = self.sampled(share, maker)
+        return self.assembled(sampled, memory)
+
+    def sampled(self, share: StepShare, maker: LocalMaker | None = None) -> tuple[Sampled, Sampled, BatchMemory]:
+        """Sample a batch at once. Return it on the device, then where it was sampled, and the memory it is in."""
         memory = BatchMemory(self.pool)
-        with self._buffers:
+        with self._buffers if self.samples_on_device else nullcontext():
             begun: Any = self._sampling.begin(share, maker)
             sampled = self._sampling.finish(begun, memory)
-        return self._assembled(sampled, memory)
+        return sampled, begun.value if isinstance(begun, StagedValue) else sampled, memory
 
-    def _assembled(self, sampled: Sampled, memory: BatchMemory) -> Arriving:
-        note_edges(sampled, self._assembler.store.schema)
+    def assembled(self, sampled: Sampled, memory: BatchMemory, **of_batch: Any) -> Arriving:
+        """Return the batch, made by the assembler with its settings `of_batch` changed."""
+        note_edges(sampled, self.assembler.store.schema)
         with self.pool.side_stream(alone=False):  # transforms may take long
-            batch = self._maker.finish(sampled, replace(self._assembler, memory=memory))
+            batch = self._maker.finish(sampled, replace(self.assembler, memory=memory, **of_batch))
             return Arriving(partial(self.pool.hand_over, self.pool.event(), batch, memory), batch)
+
+
+def first_arrived(schema: Schema, owner: TypeKey) -> int:
+    """Return the number of the first row in a window: after all ids, and after as many numbers for cached rows."""
+    return 2 * schema.described(owner).count
+
+
+class DeviceWindow(Window):
+    """A Window with tables in device memory. Rows arrive in pinned memory and are copied on the side stream."""
+
+    def __init__(self, pool: Pool, placed: PlacedStore, owner: TypeKey, fields: Collection[str]) -> None:
+        self._pool, self._placed = pool, placed
+        self.segments: dict[str, Segments] = {}  # by field: all placed rows, then the rows of its table
+        super().__init__(placed.schema, owner, fields, little_memory=False)
+
+    def longer(self, name: str, num_rows: int, table: Tensor | None) -> Tensor:
+        placed, owner = self._placed, self._owner
+        with self._pool.side_stream():
+            rows = placed.empty(owner, name, num_rows)
+            if table is not None:
+                rows[: len(table)].copy_(table)
+            pieces = [*placed.partial[owner, name], (first_arrived(self._schema, owner), rows)]
+            self.segments[name] = Segments.of(pieces, placed.device)
+        return rows
+
+    def requests(self, fresh: Tensor) -> list[Request]:
+        ids, empty = ops.select(self.slots.ids, fresh), ops.empty_pinned if self._pool.is_cuda else ops.empty
+        rows = {name: empty_rows(self._schema, self._owner, name, ids.numel(), empty) for name in self.tables}
+        return [(Wanted(self._owner, name, ids), None, out) for name, out in rows.items()]
+
+    def arrived(self, fresh: Tensor, rows: Sequence[Tensor]) -> None:
+        staged = self._pool.stage(fresh)
+        with self._pool.side_stream():
+            slots = staged.over(staged.block.to(self._pool.device, non_blocking=True))
+            for table, own in zip(self.tables.values(), rows, strict=True):
+                table.index_copy_(0, slots, own.to(self._pool.device, non_blocking=True))
+
+
+class SampledAhead(NamedTuple):
+    """A sampled batch on the device, and its ids in fields of which some rows are on other hosts."""
+
+    sampled: Sampled
+    memory: BatchMemory
+    ids: dict[Ids, Tensor]  # on the host, by the tensor of ids on the device
+    wanted: list[Wanted]  # the rows to read
+
+
+class DeviceAhead(LookAhead):
+    """Look-ahead for batches made on the device. Rows of other hosts are kept there, in windows.
+
+    The ids of a batch are copied to the host once, to look up its rows. Rows that are cached or have arrived are
+    gathered with all others, by numbers that follow the ids of all nodes.
+    """
+
+    least_group = 1  # rows must be on the device before a batch is assembled
+
+    def __init__(self, maker: LocalMaker, loading: DeviceLoading, num_steps: int | None) -> None:
+        store = maker.assembler.store
+        assert isinstance(store.features, Sharded)
+        shards = [one.part if isinstance(one, OnDisk) else one for one in store.features.shards]  # are placed
+        window = 0 if store.budget is None else store.budget.window
+        super().__init__(maker, store.features.over(shards), num_steps, window)
+        self.loading, self._placed = loading, loading.assembler.placed
+
+    def sample(self, share: StepShare) -> SampledAhead:
+        pool, assembler = self.loading.pool, self.loading.assembler
+        sampled, known, memory = self.loading.sampled(share)
+        keys = [(ids_key(want.owner, want.ids), want.field) for want in assembler.wanted(sampled)]
+        wanted = [(key, name) for key, name in keys if (key[0], name) in self._placed.partial]
+        ids = {key: want.ids for (key, _), want in zip(keys, assembler.wanted(known), strict=True)}
+        with pool.side_stream():
+            copies = {key: HostCopy(ids[key]) for key, _ in wanted}
+        late = f"the device has not copied ids within {pool.deadline:g} s; {BUSY}, or raise timeout"
+        on_host = {key: one.wait(pool.deadline, late) for key, one in copies.items()}
+        return SampledAhead(sampled, memory, on_host, [Wanted(key[0], name, on_host[key]) for key, name in wanted])
+
+    def wanted(self, sampled: SampledAhead) -> list[Wanted]:
+        return sampled.wanted
+
+    def new_window(self, owner: TypeKey, fields: Collection[str]) -> Window:
+        return DeviceWindow(self.loading.pool, self._placed, owner, fields)
+
+    def fetch(self, batches: Sequence[SampledAhead], windows: dict[TypeKey, Any]) -> Mapping[int, Any]:
+        """Fetch rows as LookAhead does. Return, by id() of each batch, the store with windows, and the lookups."""
+        found = super().fetch(batches, windows)
+        rows = {(owner, name): own for owner, one in windows.items() for name, own in one.segments.items()}
+        placed = replace(self._placed, fields={**self._placed.fields, **rows})
+        return {number: (placed, lookups) for number, (_, lookups) in found.items()}
+
+    def finish(self, sampled: SampledAhead, found: Any) -> Arriving:
+        placed, lookups = found
+        pool, looked_up = self.loading.pool, dict[Ids, Tensor]()
+        for one in lookups:  # caches first, then the window
+            begins = [placed.schema.described(one.owner).count] * (len(one.cached) - 1)
+            numbers = one.numbered([*begins, first_arrived(placed.schema, one.owner)])
+            looked_up[ids_key(one.owner, one.ids)] = numbers
+        staged = pool.stage({key: looked_up[ids_key(key[0], ids)] for key, ids in sampled.ids.items()})
+        with pool.side_stream():
+            on_device = staged.over(sampled.memory.copy(staged.block))
+        return self.loading.assembled(sampled.sampled, sampled.memory, placed=placed, numbers=on_device)
+
+    def make(self, share: StepShare) -> Arriving:
+        self.loading.pool.use_current_stream()
+        sampled = self.sample(share)
+        return self.finish(sampled, self.fetch([sampled], {})[id(sampled)])
+
+    @contextmanager
+    def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
+        self.loading.pool.use_current_stream()
+        with self.loading.pool, super().stages(order, pipeline) as stages:
+            yield replace(stages, hint=FASTER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,15 +376,18 @@ class DeviceAssembler(Assembler):
 
     placed: PlacedStore
     memory: BatchMemory
+    numbers: Mapping[Ids, Tensor] = field(default_factory=dict)  # in place of ids, for partially placed fields
     faults: Tensor  # [1] int64, not read: ids were checked when they were sampled
     degree_rows: Segments | None = None  # every node's in-degree
 
     def gather(self, wanted: Sequence[Wanted]) -> list[Tensor]:
-        outs = []
+        outs, asked = [], []
         for owner, name, ids in wanted:
             field = self.placed.field(owner, name)
             outs.append(self.memory.empty((ids.numel(), *field.shape), DTYPES[field.dtype]))
-        return self.placed.gather(wanted, outs=outs, faults=self.faults)
+            is_partial = (owner, name) in self.placed.partial
+            asked.append(Wanted(owner, name, self.numbers.get(ids_key(owner, ids), ids) if is_partial else ids))
+        return self.placed.gather(asked, outs=outs, faults=self.faults)
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
         """Gather rows, then return their aggregate, because no kernel aggregates rows of a placed store directly."""
@@ -302,21 +424,20 @@ class OnDevice(Deployment):
     placed: PlacedStore
     before: Deployment
 
-    @property
-    def makes_batches(self) -> bool:
-        return self.before.makes_batches
-
     def producer(
         self, maker: LocalMaker, device: torch.device | None, look_ahead: int | None, deadline: float
     ) -> Maker | None:
-        """Return a DeviceLoading. If servers make the batches, or batches go elsewhere, ask `before` instead."""
-        if self.makes_batches or not is_there(device, self.placed.device):
+        """Return the maker of batches on the device. If batches go elsewhere, ask `before` instead."""
+        if not is_there(device, self.placed.device):
             return self.before.producer(maker, device, look_ahead, deadline)  # type: ignore[no-any-return]
+        loading = DeviceLoading(maker, self.placed, deadline)
+        if self.placed.partial:
+            return DeviceAhead(maker, loading, look_ahead or self.look_ahead)
         if isinstance(local_producer(maker, look_ahead or 1), LookAhead):
             raise ConfigError(
-                "look_ahead is set, but batches are made on the device; leave it out, or give device='cpu'"
+                "look_ahead is set, but features are not placed; give place features=, or leave look_ahead out"
             )
-        return DeviceLoading(maker, self.placed, deadline)
+        return loading
 
     def traffic(self) -> dict[str, float]:
         return self.before.traffic()

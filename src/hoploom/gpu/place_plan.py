@@ -32,7 +32,8 @@ from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.ranks.context import Ranks, gather_json
 from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store import Store
-from hoploom.store.base import Part, Wanted, covers
+from hoploom.store.base import Absent, Part, Wanted, covers
+from hoploom.store.row_cache import cache_of
 from hoploom.system import boot_id
 
 ROUNDING = 1e-6  # added to a number of rows, so that a share of 0.29 of 100 rows is 29
@@ -116,22 +117,27 @@ def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Se
 
 @dataclass(frozen=True)
 class FieldColumn:
-    """The rows of one field of a node type or relation, over all parts of the store."""
+    """The rows of one field of a node type or relation, over all parts that are on this host."""
 
     owner: TypeKey
     name: str
     field: Field
     parts: tuple[Part, ...]
-    counts: tuple[int, ...]  # rows per part
+    held: Sequence[tuple[int, int]]  # of every part: its first id and number of rows
+    num_all: int  # rows of all parts, here and on other hosts
+    cached: Tensor | None = None  # rows of other hosts that a cache has
 
     @property
     def num_rows(self) -> int:
-        return sum(self.counts)
+        return sum(count for _, count in self.held)
 
     @property
-    def firsts(self) -> list[int]:
-        """The first id of every part."""
-        return [sum(self.counts[:number]) for number in range(len(self.counts))]
+    def num_cached(self) -> int:
+        return 0 if self.cached is None else len(self.cached)
+
+    @property
+    def cached_bytes(self) -> int:
+        return self.num_cached * self.field.row_bytes
 
     def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
         """Return the rows of the id ranges `spans` as one packed tensor."""
@@ -151,7 +157,7 @@ class FieldColumn:
         """Yield the rows of the id ranges `spans` in order, about PIECE bytes at a time."""
         at_once = max(1, PIECE // max(1, self.field.row_bytes))
         for begin, end in spans:
-            for part, first, count in zip(self.parts, self.firsts, self.counts, strict=True):
+            for part, (first, count) in zip(self.parts, self.held, strict=True):
                 start, high = max(begin, first), min(end, first + count)
                 table = part.tables[self.owner, self.name]
                 in_order = not table.by_edge_id or (self.owner, EDGE_ID) not in part.tables
@@ -182,12 +188,13 @@ class PlacePlan:
     def device_bytes(self) -> int:
         """Bytes of device memory that the placement takes."""
         topology = sum(block.num_bytes for block in self.relations) if self.topology == "device" else 0
-        return topology + sum(column.block(self.spans(column)[0]).num_bytes for column in self.columns)
+        rows = [column.block(self.spans(column)[0]).num_bytes + column.cached_bytes for column in self.columns]
+        return topology + sum(rows)
 
     def spans(self, column: FieldColumn) -> tuple[Spans, Spans]:
         """Return the ranges of ids whose rows go to the device (the first rows of every part), and to the host."""
         hot, rest = [], []
-        for first, count in zip(column.firsts, column.counts, strict=True):
+        for first, count in column.held:
             middle = first + int(self.share * count + ROUNDING)
             hot.append((first, middle))
             rest.append((middle, first + count))
@@ -231,27 +238,25 @@ def plan_placement(
 
     `features` is "device", "host", "auto", a share of the rows (float) or bytes (int).
     """
-    _check_reach(store, topology is not None, features is not None)
+    _check_reach(store, topology, features is not None)
+    chosen = ""
+    if topology == "auto" and not covers(store.schema, store.topology):
+        topology, chosen = None, "; the topology is not placed, because some of it is on another host"
     relations: tuple[PackedTensors, ...] = ()
     if topology is not None:
         relations = tuple(
             pack_topology([part.lists[index] for part in store.topology], store.schema.node_types[source].num_nodes)
             for index, source in enumerate(store.schema.sources)
         )
-    columns = []
-    for (owner, name), field in fields_of(store.schema).items() if features is not None else ():
-        if isinstance(owner, str):
-            counts = [part.num_nodes[store.schema.type_index[owner]] for part in store.parts]
-        else:
-            counts = [part.lists[store.schema.relation_index[owner]].num_edges for part in store.parts]
-        columns.append(FieldColumn(owner, name, field, store.parts, tuple(counts)))
+    named = fields_of(store.schema).items() if features is not None else ()
+    columns = [_column(store, owner, name, field) for (owner, name), field in named]
     free, num_ranks = free_memory_of_ranks(device, among)
     memory = f"{as_bytes(free)} free" + (f" for each of {num_ranks} ranks" if num_ranks > 1 else "")
     left = left_to_training(free)
-    budget, topology_bytes = free - left, sum(block.num_bytes for block in relations)
-    chosen = ""
-    if "auto" in (topology, features):
-        chosen = f"auto: {device} had {memory}, of which {as_bytes(left)} are left to training"
+    topology_bytes = sum(block.num_bytes for block in relations)
+    budget = free - left - sum(column.cached_bytes for column in columns)
+    if chosen or "auto" in (topology, features):
+        chosen = f"auto: {device} had {memory}, of which {as_bytes(left)} are left to training{chosen}"
     if topology == "auto":
         topology = "device" if topology_bytes <= budget else "host"
     budget -= topology_bytes if topology == "device" else 0
@@ -261,7 +266,7 @@ def plan_placement(
     if plan.device_bytes > free:
         raise ConfigError(
             f"placing this takes {as_bytes(plan.device_bytes)} of {device}, which has {memory}; "
-            "give features='auto', a smaller share such as '20%' or 'host', or topology='host'"
+            "give features='auto', a smaller share such as '20%' or 'host', a smaller cache, or topology='host'"
         )
     in_host = sum(block.num_bytes for block in plan.files.values())
     if store.budget is not None and in_host > store.budget.num_bytes:
@@ -300,22 +305,39 @@ def free_memory_of_ranks(device: torch.device, among: Ranks | None) -> tuple[int
     return min((free // counts[key], counts[key]) for free, key in own)
 
 
-def _check_reach(store: Store, with_topology: bool, with_features: bool) -> None:
-    """Raise ConfigError unless this process has all tensors to be placed, in a store that is not placed yet."""
+def _column(store: Store, owner: TypeKey, name: str, field: Field) -> FieldColumn:
+    """Return the rows of a field that are on this host: those of parts here, of edges also where the topology is."""
+    schema, cache = store.schema, cache_of(store)
+    if isinstance(owner, str):
+        parts, index = store.parts, schema.type_index[owner]
+        spans = [(part.first_nodes[index], part.num_nodes[index]) for part in parts]
+    else:
+        parts = tuple(part for part in store.topology if (owner, name) in part.tables)
+        lists = [part.lists[schema.relation_index[owner]] for part in parts]
+        spans = [(own.first_edge, own.num_edges) for own in lists]
+    cached = None if cache is None else cache.tables.get(owner, {}).get(name)
+    return FieldColumn(owner, name, field, parts, spans, schema.described(owner).count, cached)
+
+
+def _check_reach(store: Store, topology: str | None, with_features: bool) -> None:
+    """Raise ConfigError unless this process can place what is asked for, in a store that is not placed yet."""
     if store.placed is not None:
         raise ConfigError(
             "the store is placed already, or was; give topology and features in one call, on the opened store again"
         )
+    if store.deployment.makes_batches:
+        raise ConfigError(
+            "servers make the batches of this store; give the loader device=, or connect with made='here'"
+        )
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
-    if with_topology and not covers(store.schema, store.topology):
-        raise ConfigError(f"the topology cannot be placed: some of it is on another host; {here}")
-    if with_features and not covers(store.schema, store.parts):
-        raise ConfigError(f"the features cannot be placed: some of them are on another host; {here}")
-    for owner, name in fields_of(store.schema) if with_features else ():
-        if not all((owner, name) in part.tables for part in store.parts):
-            raise ConfigError(
-                f"field {name!r} of {owner!r} cannot be placed: it lies in no table of this process; {here}"
-            )
+    needs_all = topology is not None and (topology != "auto" or not with_features)
+    if needs_all and not covers(store.schema, store.topology):
+        raise ConfigError(
+            "the topology cannot be placed: some of it is on another host, and every hop would wait for that host; "
+            f"place features alone, open the edges of all parts too (topology='local'), or {here}"
+        )
+    if with_features and any(isinstance(shard, Absent) for shard in store.shards):
+        raise ConfigError(f"the features cannot be placed: some of them are in parts that are not open; {here}")
 
 
 def fields_of(schema: Schema) -> dict[tuple[TypeKey, str], Field]:
@@ -332,7 +354,7 @@ def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> 
     if isinstance(wanted, float):
         return wanted
     if isinstance(wanted, int):
-        most = max((count for column in columns for count in column.counts), default=0)
+        most = max((count for column in columns for _, count in column.held), default=0)
         least = -(-total // max(1, most))
         if 0 < wanted < least:
             raise ConfigError(
@@ -342,7 +364,7 @@ def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> 
         return min(1.0, wanted / max(1, total))
     if wanted == "auto":
         whole = sum(column.block([(0, column.num_rows)]).num_bytes for column in columns)
-        return 1.0 if whole <= budget else max(0, 100 * budget // whole) / 100
+        return 1.0 if whole <= budget else max(0, 100 * budget // max(1, whole)) / 100
     return 0.0 if wanted == "host" else 1.0
 
 
@@ -356,7 +378,7 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     lease = Lease(device)
     try:
         lists = None if plan.topology is None else tuple(_place_topology(store, plan, lease))
-        fields = {(column.owner, column.name): _place_rows(column, plan, lease) for column in plan.columns}
+        runs = {(column.owner, column.name): _place_rows(column, plan, lease) for column in plan.columns}
         if not idle(device, DEADLINE):  # readers are on streams of their own
             raise StoreError(f"{device} has not taken in the store within {DEADLINE:g} s; {BUSY}, then try again")
     except BaseException:
@@ -373,13 +395,18 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     for column in plan.columns:
         hot, rest = plan.spans(column)
         counts = [sum(end - begin for begin, end in ids) for ids in (hot, rest)]
-        where = " and ".join(name for name, count in zip((str(device), "host"), counts, strict=True) if count) or "-"
+        counts = [counts[0] + column.num_cached, counts[1], column.num_all - column.num_rows - column.num_cached]
+        memories = zip((str(device), "host", "other hosts"), counts, strict=True)
+        where = " and ".join(name for name, count in memories if count) or "-"
         owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
-        num_bytes = [column.block(ids).num_bytes for ids in (hot, rest)]
-        share = counts[0] / max(1, column.num_rows)
+        num_bytes = column.block(hot).num_bytes + column.cached_bytes, column.block(rest).num_bytes
+        share = counts[0] / max(1, column.num_all)
         report.append(Placement(f"{column.name} of {owner}", column.field.dtype, where, share, *num_bytes))
+    whole = {(column.owner, column.name) for column in plan.columns if column.num_rows == column.num_all}
+    fields = {key: Segments.of(rows, device) for key, rows in runs.items() if key in whole}
+    partial = {key: rows for key, rows in runs.items() if key not in whole}
     decided = plan.share, plan.chosen
-    return PlacedStore(store.schema, device, lists, fields, store.features, tuple(report), lease, *decided)
+    return PlacedStore(store.schema, device, lists, fields, partial, store.features, tuple(report), lease, *decided)
 
 
 def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
@@ -414,16 +441,21 @@ def _place_topology(store: Store, plan: PlacePlan, lease: Lease) -> Iterator[Dev
         yield DeviceLists(tensors[0], tensors[1], plan.device, **dict(zip(others, tensors[2:], strict=True)))
 
 
-def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> Segments:
-    """Copy a field's first rows of every part to device memory, the rest to host memory; return them as segments."""
+def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[tuple[int, Tensor]]:
+    """Copy a field's first rows of every part, and cached rows, to device memory, and the rest to host memory.
+
+    Return pairs (first id, rows), ascending. The ids of cached rows follow those of all nodes.
+    """
     hot, rest = plan.spans(column)
     (on_device,) = _on_device(column.block(hot), plan.device)
     runs = _runs_of(hot, on_device)
     if rest:
         block = column.block(rest)
         runs += _runs_of(rest, *_in_host_memory(block, plan.column_file(column), plan.device, lease))
-    runs = sorted(runs, key=lambda run: run[0]) or [(0, on_device)]
-    return Segments.of(runs, plan.device)
+    runs.sort(key=lambda run: run[0])
+    if column.cached is not None:
+        runs.append((column.num_all, column.cached.to(plan.device)))
+    return runs or [(0, on_device)]
 
 
 def _runs_of(spans: Spans, rows: Tensor) -> list[tuple[int, Tensor]]:

@@ -1,6 +1,7 @@
 """A placed store: edge lists that kernels sample from, rows that they gather, and a table of the memory in use.
 
-Fields that are not placed stay on the host: ids are copied to the host and rows back, which waits for the device.
+Fields that are not placed stay on the host: ids are copied to the host and rows back, which waits for the device. So do
+fields of which some rows are on other hosts, except in loaders, which fetch these rows ahead of time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -91,8 +92,9 @@ class PlacedStore(Closing):
     schema: Schema
     device: torch.device
     relations: tuple[DeviceLists, ...] | None
-    fields: Mapping[tuple[TypeKey, str], Segments]  # only placed ones
-    host: FeatureStore  # for fields that are not placed
+    fields: Mapping[tuple[TypeKey, str], Segments]  # of which all rows are placed
+    partial: Mapping[tuple[TypeKey, str], list[tuple[int, Tensor]]]  # of which some are: (first id, rows), ascending
+    host: FeatureStore  # for other rows
     report: tuple[Placement, ...]
     lease: Lease
     share: float = 0.0  # of the feature rows that are in device memory

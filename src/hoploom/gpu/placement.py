@@ -33,6 +33,9 @@ def place(
     bytes ("4GB") of feature rows for the device: the first of every part, which are the most sampled rows if
     `partition` wrote the store. With `among=context`, all ranks must call; "auto" chooses alike within a host.
 
+    If some parts are on other hosts, the rows here and those of a cache are placed; loaders fetch the others ahead of
+    time. "auto" leaves the topology to the CPU if some of it is on other hosts.
+
     Close the store after its last batch.
     """
     wanted_topology, wanted_features = read_topology(topology), read_features(features)

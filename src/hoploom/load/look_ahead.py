@@ -55,7 +55,7 @@ Found = tuple[Fields, Sequence[RowLookup]]  # of a batch: those fields, and one 
 # --- the window of rows that are prefetched ---------------------------------------------------
 
 
-def key_of(owner: TypeKey, ids: Tensor) -> Ids:
+def ids_key(owner: TypeKey, ids: Tensor) -> Ids:
     return owner, ids.data_ptr(), ids.numel()
 
 
@@ -103,7 +103,7 @@ class PrefetchedRows:
 
     def __init__(self, features: Sharded, fields: Fields, lookups: Sequence[RowLookup]) -> None:
         self._features, self._fields = features, fields
-        self._lookups = {key_of(one.owner, one.ids): one for one in lookups}
+        self._lookups = {ids_key(one.owner, one.ids): one for one in lookups}
 
     @property
     def schema(self) -> Schema:
@@ -115,7 +115,7 @@ class PrefetchedRows:
         routed: dict[Ids, Sequence[Tensor]] = {}
         positions = []
         for (owner, name, ids), out in zip(wanted, outs, strict=True):
-            key = key_of(owner, ids)
+            key = ids_key(owner, ids)
             lookup = self._lookups.get(key) if name in self._fields.get(owner, ()) else None
             if lookup is not None:
                 for rows in lookup.cached:
@@ -378,7 +378,7 @@ class LookAhead(Maker):
             if not self._features.in_memory(owner, name):
                 fields.setdefault(owner, []).append(name)
         lists = [
-            {key_of(want.owner, want.ids): want for want in of_batch if want.field in fields.get(want.owner, ())}
+            {ids_key(want.owner, want.ids): want for want in of_batch if want.field in fields.get(want.owner, ())}
             for of_batch in wanted
         ]
         return fields, [[self._features.look_up(want.owner, want.ids) for want in one.values()] for one in lists]

@@ -103,6 +103,14 @@ class RowLookup(NamedTuple):
     cached: tuple[CachedPositions, ...]
     missing: Tensor  # [m] int64
 
+    def numbered(self, begins: Sequence[int]) -> Tensor:
+        """Return the ids, with begins[i] + its row in place of the id of each row that cached[i] has: [n] int64."""
+        numbers = ops.empty((self.ids.numel(),), torch.int64)
+        numbers.numpy()[:] = self.ids.numpy()
+        for begin, (_, rows, positions) in zip(begins, self.cached, strict=True):
+            numbers.numpy()[positions.numpy()] = begin + rows.numpy()[positions.numpy()]
+        return numbers
+
 
 # --- the interfaces -------------------------------------------------------------------------
 

@@ -117,6 +117,8 @@ def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Sto
     >>> print(report(store))
     """
     remote, features = _remote_types(store, counts), store.features
+    if remote and store.placed is not None:
+        raise ConfigError("the store is placed already; make the cache first, then place the store with its rows")
     budget = read_size(size)
     if isinstance(budget, float):
         budget = round(budget * sum(of.num_rows * of.row_bytes for of in remote))
@@ -134,8 +136,12 @@ def cached(store: Store, size: float | str, counts: Mapping[str, Tensor]) -> Sto
 
 def report(store: Store) -> CacheReport | None:
     """Return the size, hits and misses of a store's cache; None if it has none."""
-    caches = (shard.cache for shard in store.shards if isinstance(shard, Cached))
-    return next((cache.report() for cache in caches), None)
+    cache = cache_of(store)
+    return None if cache is None else cache.report()
+
+
+def cache_of(store: Store) -> RowCache | None:
+    return next((shard.cache for shard in store.shards if isinstance(shard, Cached)), None)
 
 
 def read_size(size: float | str) -> float | int:

@@ -82,7 +82,7 @@ def test_rows_of_other_processes_come_without_look_ahead(device: torch.device) -
     whole = hoploom.from_pyg(ring(40))
     store = hoploom.place(spread(whole, 4, here=[0], whole_topology=True), topology=str(device))
     assert_same_batches(ends(nodes(whole)), map(on_host, ends(nodes(store))))
-    with pytest.raises(ConfigError, match="look_ahead is set, but batches are made on the device; leave it out"):
+    with pytest.raises(ConfigError, match="look_ahead is set, but features are not placed; give place features="):
         nodes(store, look_ahead=3)
 
 
@@ -230,13 +230,13 @@ def test_a_loop_that_is_left_waits_for_what_the_device_still_writes(
 def test_a_step_that_a_busy_device_holds_up_may_be_the_devices_fault(
     graph: Store, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    assembled, go_on = DeviceLoading._assembled, threading.Event()
+    assembled, go_on = DeviceLoading.assembled, threading.Event()
 
     def late(there: DeviceLoading, *given: Any) -> Any:
         assert go_on.wait(60)
         return assembled(there, *given)
 
-    monkeypatch.setattr(DeviceLoading, "_assembled", late)
+    monkeypatch.setattr(DeviceLoading, "assembled", late)
     made, close = iter(nodes(placed(graph, device), num_workers=1, timeout=0.02)), Workers.close
 
     def let_go(workers: Workers[Any]) -> None:

@@ -182,7 +182,7 @@ def test_auto_takes_topology_first_and_leaves_room(
     monkeypatch.setattr(place_plan, "free_memory", lambda device: free)
     monkeypatch.setattr(place_plan, "pack_topology", lambda lists, num_sources: block(256 << 20))
     field = hoploom.schema.Field("uint8", (1 << 20,))
-    column = place_plan.FieldColumn("node", "x", field, (), (1 << 10,))
+    column = place_plan.FieldColumn("node", "x", field, (), [(0, 1 << 10)], 1 << 10)
     monkeypatch.setattr(place_plan, "fields_of", lambda schema: {("node", "x"): field})
     monkeypatch.setattr(place_plan, "FieldColumn", lambda *given: column)
     store = hoploom.from_pyg(ring(12))

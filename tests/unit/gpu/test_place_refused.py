@@ -110,7 +110,7 @@ def test_all_topology_beside_some_features_can_be_placed(tmp_path: Path) -> None
         assert placed_of(store).lists[0].indptr.tolist() == list(range(0, 25, 2))
     assert_refused(
         lambda: hoploom.place(some, ON_DEVICE, "host"),
-        "the features cannot be placed: some of them are on another host",
+        "the features cannot be placed: some of them are in parts that are not open",
     )
 
 
