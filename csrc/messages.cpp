@@ -14,19 +14,20 @@ namespace {
 
 constexpr int64_t kTile = 16;  // edges, a multiple of kBlock
 constexpr int64_t kBlock = 8;  // widths of tiles are multiples of it
+constexpr int64_t kWide = 16;  // columns of a product at a time, where vectors have 512 bits
 constexpr int kParts = 16;
 
 template <typename T>
-struct alignas(kBlock * sizeof(T)) Block {
-  T values[kBlock];
+struct alignas(kWide * sizeof(T)) Block {
+  T values[kWide];
 };
 template <typename T>
 using Blocks = std::vector<Block<T>>;
-template <typename T>
-using Lanes __attribute__((vector_size(kBlock * sizeof(T)), may_alias)) = T;
-template <typename T>
-using Unaligned __attribute__((vector_size(kBlock * sizeof(T)), aligned(alignof(T)), may_alias)) = T;
+template <typename T, int64_t kLanes = kBlock>
+using Lanes __attribute__((vector_size(kLanes * sizeof(T)), aligned(alignof(T)), may_alias)) = T;
 
+// The number of blocks for some values.
+size_t blocks_of(int64_t values) { return size_t((values + kWide - 1) / kWide); }
 int64_t padded(int64_t width) { return (width + kBlock - 1) / kBlock * kBlock; }
 
 template <typename T>
@@ -45,22 +46,31 @@ struct Strides {
   int64_t across, down;
 };
 
+// The columns [at, at + kLanes) of `multiply`.
+template <int64_t kLanes, typename T>
+HOPLOOM_INLINE void multiply_columns(const Strides<T>& a, const T* b, int64_t num_rows, int64_t inner, int64_t width,
+                                     bool adds, int64_t at, T* c) {
+  using Some = Lanes<T, kLanes>;
+  for (int64_t r = 0; r < num_rows; r += kBlock) {
+    Some sums[kBlock] = {};
+    if (adds)
+      for (int64_t k = 0; k < kBlock; ++k) sums[k] = *reinterpret_cast<Some*>(c + (r + k) * width + at);
+    for (int64_t i = 0; i < inner; ++i) {
+      const Some row = *reinterpret_cast<const Some*>(b + i * width + at);
+      for (int64_t k = 0; k < kBlock; ++k) sums[k] += a.values[(r + k) * a.across + i * a.down] * row;
+    }
+    for (int64_t k = 0; k < kBlock; ++k) *reinterpret_cast<Some*>(c + (r + k) * width + at) = sums[k];
+  }
+}
+
 // c [num_rows, width] = a [num_rows, inner] * b [inner, width], added to c if `adds`. Rows and width are multiples of
-// kBlock; b and c are aligned.
-template <typename T>
+// kBlock. kLanes columns are computed at a time; this changes no bit.
+template <int64_t kLanes, typename T>
 HOPLOOM_INLINE void multiply(const Strides<T>& a, const T* b, int64_t num_rows, int64_t inner, int64_t width, bool adds,
                              T* c) {
-  for (int64_t r = 0; r < num_rows; r += kBlock)
-    for (int64_t at = 0; at < width; at += kBlock) {
-      Lanes<T> sums[kBlock] = {};
-      if (adds)
-        for (int64_t k = 0; k < kBlock; ++k) sums[k] = *reinterpret_cast<Lanes<T>*>(c + (r + k) * width + at);
-      for (int64_t i = 0; i < inner; ++i) {
-        const Lanes<T> row = *reinterpret_cast<const Lanes<T>*>(b + i * width + at);
-        for (int64_t k = 0; k < kBlock; ++k) sums[k] += a.values[(r + k) * a.across + i * a.down] * row;
-      }
-      for (int64_t k = 0; k < kBlock; ++k) *reinterpret_cast<Lanes<T>*>(c + (r + k) * width + at) = sums[k];
-    }
+  int64_t at = 0;
+  for (; at + kLanes <= width; at += kLanes) multiply_columns<kLanes, T>(a, b, num_rows, inner, width, adds, at, c);
+  for (; at < width; at += kBlock) multiply_columns<kBlock, T>(a, b, num_rows, inner, width, adds, at, c);
 }
 
 // The weight with zeros up to full blocks, in both orders.
@@ -72,7 +82,7 @@ struct PaddedWeight {
   PaddedWeight(const EdgeTerm<T>& term, int64_t columns) {
     if (!term.weight) return;
     num_features = padded(term.num_features), width = padded(columns);
-    by_feature.resize(size_t(num_features * width / kBlock)), by_column.resize(by_feature.size());
+    by_feature.resize(blocks_of(num_features * width)), by_column.resize(by_feature.size());
     for (int64_t c = 0; c < columns; ++c)
       for (int64_t k = 0; k < term.num_features; ++k)
         values_of(by_feature)[k * width + c] = values_of(by_column)[c * num_features + k] =
@@ -81,15 +91,15 @@ struct PaddedWeight {
 };
 
 // The terms of the entries [from, to) in ascending order, and the gradients of them.
-template <typename T>
+template <int64_t kLanes, typename T>
 class Terms {
  public:
   Terms(const EdgeTerm<T>& term, const PaddedWeight<T>& weight, const int64_t* places, int64_t width, int64_t from,
         int64_t to)
       : term_(term), weight_(weight), places_(places), width_(width), until_(from), to_(to) {
-    if (!term.weight) zeros_.resize(size_t(padded(width) / kBlock)), unwanted_.resize(zeros_.size());
-    features_.resize(size_t(kTile * weight.num_features / kBlock)), feature_grads_.resize(features_.size());
-    terms_.resize(size_t(kTile * weight.width / kBlock)), grads_.resize(terms_.size());
+    if (!term.weight) zeros_.resize(blocks_of(padded(width))), unwanted_.resize(zeros_.size());
+    features_.resize(blocks_of(kTile * weight.num_features)), feature_grads_.resize(features_.size());
+    terms_.resize(blocks_of(kTile * weight.width)), grads_.resize(terms_.size());
   }
 
   HOPLOOM_INLINE const T* at(int64_t entry) {
@@ -111,14 +121,14 @@ class Terms {
     const int64_t count = until_ - begin_, features = weight_.num_features, width = weight_.width;
     std::fill_n(values_of(grads_) + count * width, (kTile - count) * width, T(0));
     if (out.rows) {
-      multiply<T>({values_of(grads_), width, 1}, values_of(weight_.by_column), kTile, width, features, false,
-                  values_of(feature_grads_));
+      multiply<kLanes, T>({values_of(grads_), width, 1}, values_of(weight_.by_column), kTile, width, features, false,
+                          values_of(feature_grads_));
       for (int64_t e = 0; e < count; ++e)
         std::copy_n(values_of(feature_grads_) + e * features, term_.num_features,
                     out.rows + (begin_ + e) * term_.num_features);
     }
     if (shared)
-      multiply<T>({values_of(features_), 1, features}, values_of(grads_), features, kTile, width, true, shared);
+      multiply<kLanes, T>({values_of(features_), 1, features}, values_of(grads_), features, kTile, width, true, shared);
   }
 
  private:
@@ -134,8 +144,8 @@ class Terms {
     if (places_)
       for (int64_t e = until_; e < std::min(until_ + kTile, to_); ++e)
         request(term_.rows + places_[e] * term_.num_features, term_.num_features * int64_t(sizeof(T)));
-    multiply<T>({values_of(features_), weight_.num_features, 1}, values_of(weight_.by_feature), kTile,
-                weight_.num_features, weight_.width, false, values_of(terms_));
+    multiply<kLanes, T>({values_of(features_), weight_.num_features, 1}, values_of(weight_.by_feature), kTile,
+                        term_.num_features, weight_.width, false, values_of(terms_));
   }
 
   const EdgeTerm<T>& term_;
@@ -145,12 +155,12 @@ class Terms {
   Blocks<T> features_, terms_, grads_, feature_grads_, zeros_, unwanted_;
 };
 
-template <Message message, typename T, typename Id>
+template <int64_t kLanes, Message message, typename T, typename Id>
 HOPLOOM_INLINE void message_range(const RowLists<Id>& lists, const Matrix<T>& x, const EdgeTerm<T>& term,
                                   const PaddedWeight<T>& weight, bool mean, int64_t from, int64_t to, T* out,
                                   int32_t* winners) {
   const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(T)));
-  Terms<T> terms(term, weight, lists.places, width, lists.indptr[from], lists.indptr[to]);
+  Terms<kLanes, T> terms(term, weight, lists.places, width, lists.indptr[from], lists.indptr[to]);
   for (int64_t i = from; i < to; ++i) {
     const int64_t begin = lists.indptr[i], end = lists.indptr[i + 1];
     T* __restrict total = out + i * width;
@@ -193,12 +203,12 @@ HOPLOOM_INLINE T through_act(T value, T grad) {
   return T(2) * value * grad;
 }
 
-template <Message message, typename T, typename Id>
+template <int64_t kLanes, Message message, typename T, typename Id>
 HOPLOOM_INLINE void message_backward_range(const RowLists<Id>& lists, const Matrix<T>& x, const EdgeTerm<T>& term,
                                            const PaddedWeight<T>& weight, const Matrix<T>& grad, int64_t from,
                                            int64_t to, T* out) {
   const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(T)));
-  Terms<T> terms(term, weight, lists.places, width, lists.indptr[from], lists.indptr[to]);
+  Terms<kLanes, T> terms(term, weight, lists.places, width, lists.indptr[from], lists.indptr[to]);
   for (int64_t s = from; s < to; ++s) {
     T* __restrict total = out + s * width;
     const T* __restrict row = x.values + s * x.stride;
@@ -212,12 +222,12 @@ HOPLOOM_INLINE void message_backward_range(const RowLists<Id>& lists, const Matr
   }
 }
 
-template <Message message, typename T, typename Id>
+template <int64_t kLanes, Message message, typename T, typename Id>
 HOPLOOM_INLINE void message_terms_range(const RowLists<Id>& lists, const Matrix<T>& x, const EdgeTerm<T>& term,
                                         const PaddedWeight<T>& weight, const Matrix<T>& grad, const int32_t* winners,
                                         int64_t from, int64_t to, const TermGradient<T>& out, T* shared) {
   const int64_t width = x.width, ahead = entries_ahead(width * int64_t(sizeof(T)));
-  Terms<T> terms(term, weight, nullptr, width, lists.indptr[from], lists.indptr[to]);
+  Terms<kLanes, T> terms(term, weight, nullptr, width, lists.indptr[from], lists.indptr[to]);
   for (int64_t i = from; i < to; ++i) {
     const T* __restrict sent = grad.values + i * grad.stride;
     for (int64_t e = lists.indptr[i]; e < lists.indptr[i + 1]; ++e) {
@@ -239,12 +249,11 @@ HOPLOOM_INLINE void message_terms_range(const RowLists<Id>& lists, const Matrix<
 template <typename T>
 HOPLOOM_INLINE T score_of(const T* __restrict own, const T* __restrict row, const T* __restrict added,
                           const T* __restrict att, T slope, int64_t width) {
-  Unaligned<T> part = {};  // in a fixed order, as in dot_rows
-  const auto lanes = [](const T* at)
-                         __attribute__((always_inline)) { return reinterpret_cast<const Unaligned<T>*>(at); };
+  Lanes<T> part = {};  // in a fixed order, as in dot_rows
+  const auto lanes = [](const T* at) __attribute__((always_inline)) { return reinterpret_cast<const Lanes<T>*>(at); };
   int64_t c = 0;
   for (; c + kBlock <= width; c += kBlock) {
-    const Unaligned<T> value = *lanes(row + c) + *lanes(own + c) + *lanes(added + c);
+    const Lanes<T> value = *lanes(row + c) + *lanes(own + c) + *lanes(added + c);
     part += *lanes(att + c) * (value > T(0) ? value : slope * value);
   }
   for (int64_t k = 0; c < width; ++c, ++k) {
@@ -274,13 +283,13 @@ HOPLOOM_INLINE void add_score_gradients(const T* __restrict own, const T* __rest
   }
 }
 
-template <typename T, typename Id>
+template <int64_t kLanes, typename T, typename Id>
 HOPLOOM_INLINE void scores_range(const RowLists<Id>& lists, const Matrix<T>& left, const Matrix<T>& right,
                                  const EdgeTerm<T>& term, const PaddedWeight<T>& weight, const Scorer<T>& scorer,
                                  int64_t from, int64_t to, T* out) {
   const int64_t width = left.width, heads = scorer.heads, share = width / heads;
   const int64_t ahead = entries_ahead(width * int64_t(sizeof(T)));
-  Terms<T> terms(term, weight, nullptr, width, lists.indptr[from], lists.indptr[to]);
+  Terms<kLanes, T> terms(term, weight, nullptr, width, lists.indptr[from], lists.indptr[to]);
   for (int64_t i = from; i < to; ++i) {
     const T* __restrict own = right.values + i * right.stride;
     for (int64_t e = lists.indptr[i]; e < lists.indptr[i + 1]; ++e) {
@@ -295,13 +304,13 @@ HOPLOOM_INLINE void scores_range(const RowLists<Id>& lists, const Matrix<T>& lef
   }
 }
 
-template <typename T, typename Id>
+template <int64_t kLanes, typename T, typename Id>
 HOPLOOM_INLINE void scores_left_range(const RowLists<Id>& lists, const Matrix<T>& left, const Matrix<T>& right,
                                       const EdgeTerm<T>& term, const PaddedWeight<T>& weight, const Scorer<T>& scorer,
                                       const T* grad, int64_t from, int64_t to, T* out) {
   const int64_t width = left.width, heads = scorer.heads, share = width / heads;
   const int64_t ahead = entries_ahead(width * int64_t(sizeof(T)));
-  Terms<T> terms(term, weight, lists.places, width, lists.indptr[from], lists.indptr[to]);
+  Terms<kLanes, T> terms(term, weight, lists.places, width, lists.indptr[from], lists.indptr[to]);
   for (int64_t s = from; s < to; ++s) {
     T* __restrict total = out + s * width;
     const T* __restrict own = left.values + s * left.stride;
@@ -321,14 +330,14 @@ HOPLOOM_INLINE void scores_left_range(const RowLists<Id>& lists, const Matrix<T>
   }
 }
 
-template <typename T, typename Id>
+template <int64_t kLanes, typename T, typename Id>
 HOPLOOM_INLINE void scores_right_range(const RowLists<Id>& lists, const Matrix<T>& left, const Matrix<T>& right,
                                        const EdgeTerm<T>& term, const PaddedWeight<T>& weight, const Scorer<T>& scorer,
                                        const T* grad, int64_t from, int64_t to, T* out, T* __restrict grad_att,
                                        const TermGradient<T>& grad_term, T* shared) {
   const int64_t width = left.width, heads = scorer.heads, share = width / heads;
   const int64_t ahead = entries_ahead(width * int64_t(sizeof(T)));
-  Terms<T> terms(term, weight, nullptr, width, lists.indptr[from], lists.indptr[to]);
+  Terms<kLanes, T> terms(term, weight, nullptr, width, lists.indptr[from], lists.indptr[to]);
   for (int64_t i = from; i < to; ++i) {
     T* __restrict total = out + i * width;
     const T* __restrict own = right.values + i * right.stride;
@@ -359,13 +368,13 @@ void in_parts(const int64_t* indptr, int64_t num_lists, int threads, int64_t wid
   });
 }
 
-// Sums of `size` values, a multiple of kBlock, for each part.
+// Sums of `size` values for each part.
 template <typename T>
 struct PartSums {
   int64_t size;
   Blocks<T> blocks;
 
-  explicit PartSums(int64_t values) : size(values), blocks(size_t(kParts * values / kBlock)) {}
+  explicit PartSums(int64_t values) : size(int64_t(blocks_of(values)) * kWide), blocks(kParts * blocks_of(values)) {}
   T* of(int part) { return values_of(blocks) + part * size; }
   const T* total() {
     for (int part = 1; part < kParts; ++part)
@@ -397,7 +406,8 @@ void message_rows(const RowLists<Id>& lists, const Matrix<T>& x, const EdgeTerm<
   const PaddedWeight<T> weight(term, x.width);
   for_message(message, [&]<Message of>() {
     in_shares(lists.indptr, lists.num_lists, threads, x.width, [&](int64_t from, int64_t to) {
-      run_fastest<message_range<of, T, Id>>(lists, x, term, weight, mean, from, to, out, winners);
+      run_widest<message_range<kBlock, of, T, Id>, message_range<kWide, of, T, Id>>(lists, x, term, weight, mean, from,
+                                                                                    to, out, winners);
     });
   });
 }
@@ -408,7 +418,8 @@ void message_rows_backward(const RowLists<Id>& transposed, const Matrix<T>& x, c
   const PaddedWeight<T> weight(term, x.width);
   for_message(message, [&]<Message of>() {
     in_shares(transposed.indptr, transposed.num_lists, threads, x.width, [&](int64_t from, int64_t to) {
-      run_fastest<message_backward_range<of, T, Id>>(transposed, x, term, weight, grad, from, to, out);
+      run_widest<message_backward_range<kBlock, of, T, Id>, message_backward_range<kWide, of, T, Id>>(
+          transposed, x, term, weight, grad, from, to, out);
     });
   });
 }
@@ -421,7 +432,8 @@ void message_terms_backward(const RowLists<Id>& lists, const Matrix<T>& x, const
   for_message(message, [&]<Message of>() {
     in_parts(lists.indptr, lists.num_lists, threads, x.width, [&](int part, int64_t from, int64_t to) {
       T* const shared = out.weight ? sums.of(part) : nullptr;
-      run_fastest<message_terms_range<of, T, Id>>(lists, x, term, weight, grad, winners, from, to, out, shared);
+      run_widest<message_terms_range<kBlock, of, T, Id>, message_terms_range<kWide, of, T, Id>>(
+          lists, x, term, weight, grad, winners, from, to, out, shared);
     });
   });
   if (out.weight) write_weight(weight, sums, x.width, term.num_features, out.weight);
@@ -432,7 +444,8 @@ void pair_scores(const RowLists<Id>& lists, const Matrix<T>& left, const Matrix<
                  const Scorer<T>& scorer, int threads, T* out) {
   const PaddedWeight<T> weight(term, left.width);
   in_shares(lists.indptr, lists.num_lists, threads, left.width, [&](int64_t from, int64_t to) {
-    run_fastest<scores_range<T, Id>>(lists, left, right, term, weight, scorer, from, to, out);
+    run_widest<scores_range<kBlock, T, Id>, scores_range<kWide, T, Id>>(lists, left, right, term, weight, scorer, from,
+                                                                        to, out);
   });
 }
 
@@ -441,7 +454,8 @@ void pair_scores_backward_left(const RowLists<Id>& transposed, const Matrix<T>& 
                                const EdgeTerm<T>& term, const Scorer<T>& scorer, const T* grad, int threads, T* out) {
   const PaddedWeight<T> weight(term, left.width);
   in_shares(transposed.indptr, transposed.num_lists, threads, left.width, [&](int64_t from, int64_t to) {
-    run_fastest<scores_left_range<T, Id>>(transposed, left, right, term, weight, scorer, grad, from, to, out);
+    run_widest<scores_left_range<kBlock, T, Id>, scores_left_range<kWide, T, Id>>(transposed, left, right, term, weight,
+                                                                                  scorer, grad, from, to, out);
   });
 }
 
@@ -453,8 +467,8 @@ void pair_scores_backward_right(const RowLists<Id>& lists, const Matrix<T>& left
   PartSums<T> sums(grad_term.weight ? weight.num_features * weight.width : 0), of_att(padded(left.width));
   in_parts(lists.indptr, lists.num_lists, threads, left.width, [&](int part, int64_t from, int64_t to) {
     T* const shared = grad_term.weight ? sums.of(part) : nullptr;
-    run_fastest<scores_right_range<T, Id>>(lists, left, right, term, weight, scorer, grad, from, to, out,
-                                           of_att.of(part), grad_term, shared);
+    run_widest<scores_right_range<kBlock, T, Id>, scores_right_range<kWide, T, Id>>(
+        lists, left, right, term, weight, scorer, grad, from, to, out, of_att.of(part), grad_term, shared);
   });
   std::copy_n(of_att.total(), left.width, grad_att);
   if (grad_term.weight) write_weight(weight, sums, left.width, term.num_features, grad_term.weight);

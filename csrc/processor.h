@@ -55,4 +55,13 @@ void run_fastest(Args... args) {
   kernel(args...);
 }
 
+// Calls wide(args...) on processors with AVX-512, else narrow(args...); both must be HOPLOOM_INLINE.
+template <auto narrow, auto wide, typename... Args>
+void run_widest(Args... args) {
+#if defined(HOPLOOM_AVX2)
+  if (has_avx512()) return run_with_avx512<wide>(args...);
+#endif
+  run_fastest<narrow>(args...);
+}
+
 }  // namespace hoploom
