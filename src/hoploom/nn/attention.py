@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.compiled import looped_like, occupied, operator, rows_like, scores_like
+from hoploom.nn.compiled import looped_like, occupied, operator, rows_like, scores_like, with_used
 from hoploom.nn.layers import Conv, Ends, Linear, aggregate, check_counts, ends_of, plus_bias, refuse_weights
 from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends as _add_ends
@@ -69,13 +69,16 @@ class _Attention(Conv):
         """Return the weights of the sources: the softmax of scores, with dropout: [num_edges, heads]."""
         return F.dropout(softmax(scores, edges), self.dropout, self.training)
 
-    def _finished(self, out: Tensor, x_dst: Tensor) -> Tensor:
-        """Return the output rows from the sums [num_destinations, heads * width]."""
+    def _finished(self, out: Tensor, x_dst: Tensor, places: Tensor | None = None) -> Tensor:
+        """Return the output rows from the sums [num_destinations, heads * width], or of the destinations `places`."""
         if not self.concat:
             out = out.view(-1, self.heads, self.width).mean(dim=1)
-        if self.res is not None:
-            out = out + self.res(x_dst)
-        return plus_bias(out, self.bias)
+        if places is None:
+            out = plus_bias(out, self.bias)
+        else:  # adds to rows of zeros, or of the bias, in one pass
+            first = out.new_zeros(()) if self.bias is None else self.bias.to(out.dtype)
+            out = first.expand(len(x_dst), out.shape[1]).index_add(0, places, out)
+        return out if self.res is None else out + self.res(x_dst)
 
 
 def _with_loops_like(edges: InEdges, features: Tensor | None, _: FillValue) -> tuple[InEdges, Tensor | None]:
@@ -151,15 +154,14 @@ class GATConv(_Attention):
             return super().convolve(x, edges, x_dst, aggregated)
         edges, features = self._entered(edges, x.dtype)
         lists, places = occupied(edges)
+        lists, x = with_used(lists, x)
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
         of_sources, are_all = ops.linear(x, self._scorer(weight, self.att_src)), len(places) == len(x_dst)
         scores = self._scores(of_sources, lists, features, x_dst if are_all else x_dst.index_select(0, places))
         sums = sum_per_head(x, lists, self._weights(scores, lists)).view(-1, self.heads, x.shape[1])
         of_heads = weight.view(self.heads, self.width, -1)
         out = torch.cat([ops.linear(*both) for both in zip(sums.unbind(1), of_heads, strict=True)], dim=1)
-        if not are_all:
-            out = out.new_zeros(len(x_dst), out.shape[1]).index_copy(0, places, out)
-        return self._finished(out, x_dst)
+        return self._finished(out, x_dst, None if are_all else places)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         edges, features = self._entered(edges, z.dtype)

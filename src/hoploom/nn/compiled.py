@@ -210,3 +210,11 @@ def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
     if torch.compiler.is_compiling():
         return edges, torch.arange(edges.num_destinations, device=edges.indptr.device)
     return edges.occupied
+
+
+def with_used(edges: InEdges, x: Tensor) -> tuple[InEdges, Tensor]:
+    """Return the edges, and the rows x of their sources, without sources that have no edge if these are many."""
+    if torch.compiler.is_compiling():
+        return edges, x
+    least, used = edges.used
+    return (least, x.index_select(0, used)) if 3 * len(used) < 2 * len(x) else (edges, x)

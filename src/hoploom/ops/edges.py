@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -263,6 +264,19 @@ class InEdges:
         places = self.degrees.nonzero().view(-1)
         ends = torch.cat([self.indptr[:1], self.indptr[1:].index_select(0, places)])
         return InEdges(ends, self.sources, self.num_sources), places
+
+    @cached_property
+    def used(self) -> tuple["InEdges", Tensor]:
+        """The same lists over the sources that have edges, and these sources [n] int64; all on a GPU, as above."""
+        if not rows.runs_in_core(self.indptr):
+            return self, torch.arange(self.num_sources, device=self.indptr.device)
+        indptr, destinations, places = self.transposed
+        used = indptr.diff().nonzero().view(-1)
+        numbers = self.sources.new_zeros(self.num_sources)
+        numbers[used] = torch.arange(len(used), dtype=numbers.dtype)
+        edges = InEdges(self.indptr, numbers.index_select(0, self.senders), len(used))
+        edges.__dict__["transposed"] = OutEdges(indptr.index_select(0, F.pad(used + 1, (1, 0))), destinations, places)
+        return edges, used
 
     @cached_property
     def own_rows(self) -> "InEdges":
