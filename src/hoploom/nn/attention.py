@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.compiled import looped_like, occupied, operator, rows_like, scores_like, with_used
+from hoploom.nn.compiled import looped_like, occupied, operator, rows_like, scores_like, with_occupied, with_used
 from hoploom.nn.layers import Conv, Ends, Linear, aggregate, check_counts, ends_of, plus_bias, refuse_weights
 from hoploom.ops import InEdges
 from hoploom.ops.edges import add_ends as _add_ends
@@ -59,11 +59,11 @@ class _Attention(Conv):
         features = None if self.edge_dim is None else self.features_of(edges, dtype)
         return with_loops(edges, features, self.fill_value) if self.add_self_loops else (edges, features)
 
-    def _attended(self, rows: Tensor, edges: InEdges, scores: Tensor, x_dst: Tensor) -> Tensor:
-        """Return the output rows: sums of the sources' rows by the softmax of scores."""
+    def _attended(self, rows: Tensor, edges: InEdges, scores: Tensor) -> Tensor:
+        """Return the sums of the sources' rows by the softmax of scores."""
         if self.dropout and self.training:
-            return self._finished(aggregate(rows, edges, "sum", self._weights(scores, edges)), x_dst)
-        return self._finished(aggregate(rows, edges, "softmax", scores), x_dst)
+            return aggregate(rows, edges, "sum", self._weights(scores, edges))
+        return aggregate(rows, edges, "softmax", scores)
 
     def _weights(self, scores: Tensor, edges: InEdges) -> Tensor:
         """Return the weights of the sources: the softmax of scores, with dropout: [num_edges, heads]."""
@@ -153,20 +153,21 @@ class GATConv(_Attention):
         if self.width * (edges.num_sources - reached.num_destinations) <= SUM_COST * edges.num_edges:
             return super().convolve(x, edges, x_dst, aggregated)
         edges, features = self._entered(edges, x.dtype)
-        lists, places = occupied(edges)
-        lists, x = with_used(lists, x)
+        edges, own, places = with_occupied(edges, x_dst)
+        edges, x = with_used(edges, x)
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
-        of_sources, are_all = ops.linear(x, self._scorer(weight, self.att_src)), len(places) == len(x_dst)
-        scores = self._scores(of_sources, lists, features, x_dst if are_all else x_dst.index_select(0, places))
-        sums = sum_per_head(x, lists, self._weights(scores, lists)).view(-1, self.heads, x.shape[1])
+        scores = self._scores(ops.linear(x, self._scorer(weight, self.att_src)), edges, features, own)
+        sums = sum_per_head(x, edges, self._weights(scores, edges)).view(-1, self.heads, x.shape[1])
         of_heads = weight.view(self.heads, self.width, -1)
         out = torch.cat([ops.linear(*both) for both in zip(sums.unbind(1), of_heads, strict=True)], dim=1)
-        return self._finished(out, x_dst, None if are_all else places)
+        return self._finished(out, x_dst, places)
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         edges, features = self._entered(edges, z.dtype)
+        edges, own, places = with_occupied(edges, x_dst)
         rows, of_sources = torch.split(z, [self.heads * self.width, self.heads], dim=1)
-        return self._attended(rows, edges, self._scores(of_sources, edges, features, x_dst), x_dst)
+        sums = self._attended(rows, edges, self._scores(of_sources, edges, features, own))
+        return self._finished(sums, x_dst, places)
 
     def _scores(self, of_sources: Tensor, edges: InEdges, features: Tensor | None, x_dst: Tensor) -> Tensor:
         """Return the scores of edges, [num_edges, heads], from the sources' shares in them [num_sources, heads]."""
@@ -222,6 +223,7 @@ class GATv2Conv(_Attention):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         edges, features = self._entered(edges, z.dtype)
+        edges, own, places = with_occupied(edges, x_dst)
         term = None if features is None else ops.EdgeTerm(features, self.lin_edge.weight)
-        scores = pair_scores(z, self.lin_r(x_dst), edges, self.att[0], self.negative_slope, term)
-        return self._attended(z, edges, scores, x_dst)
+        scores = pair_scores(z, self.lin_r(own), edges, self.att[0], self.negative_slope, term)
+        return self._finished(self._attended(z, edges, scores), x_dst, places)

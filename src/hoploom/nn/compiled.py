@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hoploom.ops import InEdges
 from hoploom.ops.edges import INT32_MAX
+from hoploom.ops.rows import runs_in_core
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Form = list[Any]  # a nested list that mirrors the arguments; see _pack
@@ -210,6 +211,23 @@ def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
     if torch.compiler.is_compiling():
         return edges, torch.arange(edges.num_destinations, device=edges.indptr.device)
     return edges.occupied
+
+
+def reached(each: Sequence[InEdges], x: Tensor) -> Tensor | None:
+    """Return the destinations x that have an edge of some relation: [n] int64; None: all, as on a GPU or compiled."""
+    if torch.compiler.is_compiling() or not runs_in_core(x):
+        return None
+    degrees = torch.zeros(len(x), dtype=torch.int64)
+    for edges in each:
+        degrees += edges.degrees
+    places = degrees.nonzero().view(-1)
+    return None if len(places) == len(x) else places
+
+
+def with_occupied(edges: InEdges, x: Tensor) -> tuple[InEdges, Tensor, Tensor | None]:
+    """Return the lists that have edges, their destinations' rows of x, and these destinations; None: all."""
+    lists, places = occupied(edges)
+    return (edges, x, None) if len(places) == len(x) else (lists, x.index_select(0, places), places)
 
 
 def with_used(edges: InEdges, x: Tensor) -> tuple[InEdges, Tensor]:

@@ -19,7 +19,7 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.nn.attention import GATConv
-from hoploom.nn.compiled import group, occupied, operator, rows_like, scores_like
+from hoploom.nn.compiled import group, occupied, operator, reached, rows_like, scores_like
 from hoploom.nn.layers import (
     REDUCES,
     Conv,
@@ -198,26 +198,38 @@ class HGTConv(Conv):
         edges: Mapping[RelationName, InEdges],
     ) -> dict[str, Tensor]:
         """Return the rows of the destinations; `z` are the sources' keys and values, which `project` returned."""
-        out = {}
+        out, halves = {}, {id(rows): torch.split(rows, self.out_channels, dim=1) for rows in z.values()}
         for name, x in x_dst.items():
             if name not in self.destinations:
                 continue
-            keys = [key for key in self.relations if key[2] == name and key in edges]
-            query = ops.linear(x, *self._kqv(name)[1]).view(-1, self.heads, self.width)
-            each = [self._attended(key, z[key], query, edges[key]) for key in keys]
-            last = self.out_lin.lins[module_name(name)]
-            rows = ops.linear(F.gelu(_joined(each, query)), last.weight, last.bias)
-            if rows.shape[1] == x.shape[1]:
-                rows = torch.lerp(x, rows, self.skip[module_name(name)].sigmoid().to(rows.dtype))
-            out[name] = rows
+            lists = {key: edges[key] for key in self.relations if key[2] == name and key in edges}
+            places = reached(list(lists.values()), x)
+            if places is not None:
+                lists = {key: one.lists_of(places) for key, one in lists.items()}
+            asking = x if places is None else x.index_select(0, places)
+            query = ops.linear(asking, *self._kqv(name)[1]).view(-1, self.heads, self.width)
+            each = [self._attended(key, halves[id(z[key])], query, one) for key, one in lists.items()]
+            out[name] = self._finished(name, F.gelu(_joined(each, query)), x, places)
         return out
 
-    def _attended(self, key: RelationName, z: Tensor, query: Tensor, edges: InEdges) -> "_Attended":
+    def _finished(self, name: str, sums: Tensor, x: Tensor, places: Tensor | None) -> Tensor:
+        """Return a type's output rows from the sums of attention, which are zeros except at `places`, if given."""
+        last, is_skipped = self.out_lin.lins[module_name(name)], self.out_channels == x.shape[1]
+        share = self.skip[module_name(name)].sigmoid().to(x.dtype) if is_skipped else None
+        if places is None:
+            rows = ops.linear(sums, last.weight, last.bias)
+            return rows if share is None else torch.lerp(x, rows, share.to(rows.dtype))
+        rows, others = ops.linear(sums, last.weight), last.bias.to(x.dtype).expand(len(x), -1)
+        if share is None:
+            return others.index_add(0, places, rows.to(x.dtype))
+        return torch.lerp(x, others, share).index_add_(0, places, rows.to(x.dtype) * share)
+
+    def _attended(self, key: RelationName, of_sources: Sequence[Tensor], query: Tensor, edges: InEdges) -> "_Attended":
         """Return the sums over one relation, of the destinations that have its edges.
 
         A matrix on all keys is the transposed matrix on the query, and one on all values is one on their sum.
         """
-        keys, values = torch.split(z, self.out_channels, dim=1)
+        keys, values = of_sources
         number, heads = self.relations.index(key), (self.heads, -1, self.width, self.width)
         edges, places = occupied(edges)
         query = query if len(places) == len(query) else query.index_select(0, places)

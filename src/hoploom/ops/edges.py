@@ -262,8 +262,12 @@ class InEdges:
         if not rows.runs_in_core(self.indptr):
             return self, torch.arange(self.num_destinations, device=self.indptr.device)
         places = self.degrees.nonzero().view(-1)
-        ends = torch.cat([self.indptr[:1], self.indptr[1:].index_select(0, places)])
-        return InEdges(ends, self.sources, self.num_sources), places
+        return self.lists_of(places), places
+
+    def lists_of(self, places: Tensor) -> "InEdges":
+        """Return the lists of the destinations `places` [n] int64, ascending; no other destination has edges."""
+        indptr = torch.cat([self.indptr[:1], self.indptr[1:].index_select(0, places)])
+        return InEdges(indptr, self.sources, self.num_sources, weights=self.weights, features=self.features)
 
     @cached_property
     def used(self) -> tuple["InEdges", Tensor]:
@@ -274,7 +278,8 @@ class InEdges:
         used = indptr.diff().nonzero().view(-1)
         numbers = self.sources.new_zeros(self.num_sources)
         numbers[used] = torch.arange(len(used), dtype=numbers.dtype)
-        edges = InEdges(self.indptr, numbers.index_select(0, self.senders), len(used))
+        senders = numbers.index_select(0, self.senders)
+        edges = InEdges(self.indptr, senders, len(used), weights=self.weights, features=self.features)
         edges.__dict__["transposed"] = OutEdges(indptr.index_select(0, F.pad(used + 1, (1, 0))), destinations, places)
         return edges, used
 

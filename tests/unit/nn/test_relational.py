@@ -110,6 +110,13 @@ def test_rgcn_between_two_types_is_pygs() -> None:
     )
 
 
+def test_simple_hgn_of_few_destinations_is_that_of_all() -> None:
+    x, edge_index, edge_type = typed_graph()
+    conv, own = hnn.SimpleHGNConv(8, 64, num_relations=5), edge_index[1] < 2
+    expected = conv(x, edge_index, edge_type)[:2]
+    torch.testing.assert_close(conv((x, x[:2]), edge_index[:, own], edge_type[own]), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("heads", "concat"), [(1, True), (3, True), (3, False)])
 def test_simple_hgn_is_its_formula(heads: int, concat: bool) -> None:
     x, edge_index, edge_type = typed_graph()
