@@ -33,12 +33,12 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 814,
-    "ops": 4303,
+    "ops": 4322,
     "store": 4245,
     "sample": 1533,
     "ranks": 1987,
     "load": 3327,
-    "nn": 3355,
+    "nn": 3398,
     "serve": 4270,
     "train": 5335,
     "gpu": 2780,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1787,
 }
-BUDGET, MOST_FILES = 49_619, 230
+BUDGET, MOST_FILES = 49_681, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -213,7 +213,7 @@ def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
     return edges.occupied
 
 
-def reached(each: Sequence[InEdges], x: Tensor) -> Tensor | None:
+def occupied_by_any(each: Sequence[InEdges], x: Tensor) -> Tensor | None:
     """Return the destinations x that have an edge of some relation: [n] int64; None: all, as on a GPU or compiled."""
     if torch.compiler.is_compiling() or not runs_in_core(x):
         return None

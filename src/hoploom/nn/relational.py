@@ -19,7 +19,7 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.nn.attention import GATConv
-from hoploom.nn.compiled import group, occupied, operator, reached, rows_like, scores_like
+from hoploom.nn.compiled import group, occupied, occupied_by_any, operator, rows_like, scores_like
 from hoploom.nn.layers import (
     REDUCES,
     Conv,
@@ -203,7 +203,7 @@ class HGTConv(Conv):
             if name not in self.destinations:
                 continue
             lists = {key: edges[key] for key in self.relations if key[2] == name and key in edges}
-            places = reached(list(lists.values()), x)
+            places = occupied_by_any(list(lists.values()), x)
             if places is not None:
                 lists = {key: one.lists_of(places) for key, one in lists.items()}
             asking = x if places is None else x.index_select(0, places)
@@ -219,10 +219,11 @@ class HGTConv(Conv):
         if places is None:
             rows = ops.linear(sums, last.weight, last.bias)
             return rows if share is None else torch.lerp(x, rows, share.to(rows.dtype))
-        rows, others = ops.linear(sums, last.weight), last.bias.to(x.dtype).expand(len(x), -1)
+        others: Tensor = last.bias.to(x.dtype).expand(len(x), -1)
+        rows = ops.linear(sums, last.weight).to(x.dtype)
         if share is None:
-            return others.index_add(0, places, rows.to(x.dtype))
-        return torch.lerp(x, others, share).index_add_(0, places, rows.to(x.dtype) * share)
+            return others.index_add(0, places, rows)
+        return torch.lerp(x, others, share).index_add_(0, places, rows * share)
 
     def _attended(self, key: RelationName, of_sources: Sequence[Tensor], query: Tensor, edges: InEdges) -> "_Attended":
         """Return the sums over one relation, of the destinations that have its edges.

@@ -271,7 +271,7 @@ class InEdges:
 
     @cached_property
     def used(self) -> tuple["InEdges", Tensor]:
-        """The same lists over the sources that have edges, and these sources [n] int64; all on a GPU, as above."""
+        """Lists over only the sources that have edges, and these sources [n] int64; all on a GPU, as above."""
         if not rows.runs_in_core(self.indptr):
             return self, torch.arange(self.num_sources, device=self.indptr.device)
         indptr, destinations, places = self.transposed
