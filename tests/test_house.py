@@ -47,11 +47,11 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
-    "deploy": 2700,
+    "deploy": 2702,
     "report": 1147,
-    "cli": 1787,
+    "cli": 1789,
 }
-BUDGET, MOST_FILES = 49_681, 230
+BUDGET, MOST_FILES = 49_685, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -9,7 +9,7 @@ import torch
 from support import place_workers
 from support.batches import assert_same_batches
 from support.graphs import random_graph, save_in_parts
-from support.servers import command_of, serving, serving_by
+from support.servers import addresses_of, command_of, serving, serving_by, serving_together
 
 import hoploom
 from hoploom.gpu.placement import NO_GPU
@@ -61,6 +61,17 @@ def test_a_replica_on_the_host_goes_on_with_the_batches_of_one_on_a_device(path:
         first = next(made)
         placed.kill()
         assert_same_batches(expected, [first, *made])
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_servers_of_some_parts_answer_from_their_devices(path: Path, together: bool) -> None:
+    """Together, they have the edges of all parts, and make whole batches."""
+    expected = batches_of(hoploom.open(path))
+    start = serving_together if together else serving
+    with start(path, [[0], [1]], "--device", DEVICE) as servers:
+        for made in ("servers", "here")[not together :]:
+            with hoploom.connect(addresses_of(servers), made=made) as store:  # type: ignore[arg-type]
+                assert_same_batches(expected, batches_of(store))
 
 
 def test_servers_of_one_host_share_what_the_device_has_no_memory_for(path: Path, folder: Path) -> None:

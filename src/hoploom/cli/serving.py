@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
@@ -87,7 +88,8 @@ def placed_for_clients(device: str, store: Store) -> Store:
     """Return the store with as much of it as fits on a GPU, which then answers the clients."""
     from hoploom.gpu.placement import place
 
-    placed = place(store, "auto", "auto", device=device)
+    own = replace(store, shards=store.parts)  # rows of other parts are never asked for
+    placed = replace(place(own, "auto", "auto", device=device), shards=store.shards)
     from hoploom.deploy.device_server import answer_on_device  # imports Triton, which is installed: `place` has looked
 
     return answer_on_device(placed)

@@ -27,6 +27,7 @@ from hoploom.load.maker import LocalMaker
 from hoploom.load.order import StepShare
 from hoploom.ops import Frontier, Picks, Rule
 from hoploom.ops.deadline import BUSY, HostCopy
+from hoploom.ops.kernels.gather import Segments
 from hoploom.ops.kernels.launch import DeviceFrontier, DeviceLists, DevicePicks, DeviceSpan
 from hoploom.ops.kernels.sample import sample
 from hoploom.schema import TypeKey
@@ -43,10 +44,11 @@ MOST_LOADERS = 8  # kinds of batches whose buffers are kept, of the loaders that
 
 def answer_on_device(store: Store) -> Store:
     """Return a placed store whose parts answer from the device, and whose batches for clients are made there."""
-    parts, pool = iter(store.parts), Pool(store.placed.device, DEADLINE)
+    parts, placed = iter(store.parts), store.placed
+    rows = {key: Segments.of(own, placed.device) for key, own in placed.partial.items()}
+    placed, pool = replace(placed, fields={**placed.fields, **rows}), Pool(placed.device, DEADLINE)
     shards = [
-        shard if isinstance(shard, Absent) else PlacedShard(shard, next(parts), store.placed, pool)
-        for shard in store.shards
+        shard if isinstance(shard, Absent) else PlacedShard(shard, next(parts), placed, pool) for shard in store.shards
     ]
     return replace(store, shards=tuple(shards), deployment=ServingDevice(**vars(store.deployment)))
 

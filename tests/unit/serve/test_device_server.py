@@ -1,6 +1,6 @@
 """A server on a device: what it keeps, and what becomes of a request when the device fails."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hoploom.deploy.device_server import PlacedShard, ServingDevice
 from hoploom.ops.deadline import HostCopy
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.wire import Message
+from hoploom.store.base import Absent
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,21 @@ def test_a_part_says_that_rows_on_the_device_are_not_in_host_memory(server: Grap
     assert not shard.in_memory("node", "x")
     rows = hoploom.open(server.store.path).features.gather([("node", "x", IDS)])[0]  # type: ignore[arg-type]
     assert torch.equal(server.store.features.gather([("node", "x", IDS)])[0], rows)
+
+
+@pytest.mark.parametrize("peers", [(), ("127.0.0.1:9",)], ids=["alone", "with peers"])
+def test_a_server_of_some_parts_has_these_on_the_device(peers: Sequence[str], path: Path, device: torch.device) -> None:
+    """And all edges, if it has peers for whole batches."""
+    options = BatchOptions(peers, place=partial(placed_for_clients, str(device)))
+    whole = hoploom.open(path)
+    with GraphServer(path, [1], options) as server:
+        absent, shard = server.store.shards
+        assert isinstance(absent, Absent)
+        assert isinstance(shard, PlacedShard)
+        assert (shard.placed.lists is not None) is bool(peers)
+        rows = server.service.answer(Message(GATHER, [IDS])).whole_tensors[0]
+        assert torch.equal(rows, whole.features.gather([("node", "x", IDS)])[0])
+        picks = server.service.answer(Message(SAMPLE, [IDS])).whole_tensors
+        with GraphServer(path, None, BatchOptions()) as other:
+            expected = other.service.answer(Message(SAMPLE, [IDS])).whole_tensors
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(picks, expected, strict=True))
