@@ -18,6 +18,8 @@ from support.shards import elsewhere_of, spread
 import hoploom
 from hoploom import PeerError, Store
 from hoploom.gpu.loading import DeviceAhead
+from hoploom.load.order import Order
+from hoploom.load.pipeline import Pipeline
 from hoploom.serve.connect import RemotePart
 from hoploom.store import Wanted
 from hoploom.store.row_cache import cached
@@ -68,6 +70,16 @@ def test_a_group_asks_every_peer_for_every_row_once(look_ahead: int, num_workers
     fresh = [new - old for old, new in zip([set(), *groups], groups, strict=False)]
     asked = [one for shard in elsewhere_of(store) for one in shard.rows_of("node", "x")]
     assert sorted(asked) == sorted(v for group in fresh for v in group)
+
+
+@pytest.mark.parametrize("look_ahead", [1, 3])
+def test_no_more_steps_are_in_flight_than_the_window_has_rows_of(look_ahead: int, device: torch.device) -> None:
+    """A group's fetch may write over rows of the group before the last, whose batches must be made by then."""
+    with _placed(_ring(), device) as placed:
+        producer = _in_order(placed, look_ahead=look_ahead, num_workers=4)._producer
+        with producer.stages(Order(40, 5), Pipeline(num_threads=4)) as stages:
+            assert (stages.group, stages.window) == (look_ahead, 2 * look_ahead)
+            assert stages.fetch is not None
 
 
 def test_cached_rows_are_on_the_device_and_are_not_asked_for(device: torch.device) -> None:
