@@ -33,17 +33,17 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 814,
-    "ops": 4322,
+    "ops": 4326,
     "store": 4245,
     "sample": 1533,
-    "ranks": 1987,
+    "ranks": 1995,
     "load": 3327,
     "nn": 3398,
     "serve": 4270,
-    "train": 5335,
-    "gpu": 2780,
+    "train": 5337,
+    "gpu": 2778,
     "inference": 1301,
-    "ranking": 1015,
+    "ranking": 1020,
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1789,
 }
-BUDGET, MOST_FILES = 49_685, 230
+BUDGET, MOST_FILES = 49_702, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

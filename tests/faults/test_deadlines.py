@@ -13,7 +13,7 @@ import hoploom
 from hoploom import BatchError, StoreError, TrainError
 from hoploom.gpu import place_plan
 from hoploom.gpu.batch_memory import Pool
-from hoploom.gpu.cuda_graph import WorkEvent, WorkStream
+from hoploom.gpu.cuda_graph import WorkStream
 from hoploom.gpu.placed_store import Lease
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.ops import deadline
@@ -242,13 +242,13 @@ def lose_losses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_whose_loss_never_comes_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, context = homogeneous_learner(device), init(device=device, timeout=60)
     stepper = Stepper(learner, Training(1), context, None)
-    steps = stepper.steps()
-    steps.take(StopRequests())
-    context.timeout = SHORT
-    lose_losses(monkeypatch)
     said = rf"^epoch 1 step 2: the device has not computed the loss within 0.02 s; {BUSY}, or give hoploom.init a "
-    with pytest.raises(TrainError, match=said + "timeout above 0.02 seconds; there is no checkpoint$"):
+    with stepper.steps() as steps:
         steps.take(StopRequests())
+        context.timeout = SHORT
+        lose_losses(monkeypatch)
+        with pytest.raises(TrainError, match=said + "timeout above 0.02 seconds; there is no checkpoint$"):
+            steps.take(StopRequests())
 
 
 def test_leaving_a_hung_device_does_not_hide_the_step(
@@ -281,34 +281,26 @@ class Lost(HostCopy):
         return super().wait(SHORT, message)
 
 
-class HungEvent(WorkEvent):
-    """Reached the first times that somebody waits for it, and never again."""
-
-    left = 0
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: Any = self
-
-    def query(self) -> bool:
-        HungEvent.left -= 1
-        return HungEvent.left >= 0
-
-    def record(self, queue: Any) -> None:
-        pass
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a stream of a GPU has a stream of its own")
 @pytest.mark.parametrize(
-    ("left", "step", "doing"), [(0, 1, "sampled"), (1, 1, "sampled"), (3, 2, "sampled"), (6, 1, "learned")]
+    ("lost", "left", "step", "doing"),
+    [
+        ("gpu.whole_steps", 0, 1, "sampled"),
+        ("gpu.whole_steps", 1, 2, "sampled"),
+        ("train.step", 0, 1, "computed the loss"),
+    ],
 )
 def test_a_whole_step_that_is_never_done_is_named(
-    left: int, step: int, doing: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    lost: str, left: int, step: int, doing: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waits are for: filling 1, its sizes; filling 2, its sizes; filling 3, its sizes, the loss of 1; and so on."""
-    monkeypatch.setattr("hoploom.gpu.whole_steps.WorkEvent", HungEvent)
-    monkeypatch.setattr(WorkStream, "_queue", Hung())
+    """Waits are for the sizes of each batch, and for the loss of the step two before."""
+    waits = iter(range(left + 1))
+
+    class LostLater(Lost):
+        def wait(self, seconds: float, message: str) -> torch.Tensor:
+            return super().wait(seconds, message) if next(waits) == left else self.host
+
     whole = WholeStep(homogeneous_learner(device), Training(1), context_of(device))
-    HungEvent.left = left
+    monkeypatch.setattr(f"hoploom.{lost}.HostCopy", LostLater)
     said = rf"^epoch 1 step {step}: the device has not {doing} within 0.02 s; {BUSY}, or give hoploom.init a timeout "
     with pytest.raises(TrainError, match=said):
         list(whole.epoch())

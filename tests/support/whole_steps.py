@@ -1,18 +1,23 @@
 """Learners over a placed store, whose steps are taken whole or at their own size."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 import hoploom
-from hoploom import NeighborLoader, Store
+from hoploom import LinkNeighborLoader, NeighborLoader, Store
 from hoploom.gpu.whole_steps import WholeStep
-from hoploom.nn import GNN, Shape
-from hoploom.ranks.context import init
+from hoploom.nn import GNN, Bilinear, Shape
+from hoploom.ranks.context import Context, init
 from hoploom.system import StopRequests
-from hoploom.train.step import Learner, Stepper, Training
+from hoploom.train.link_prediction import LinkPrediction
+from hoploom.train.loop import fit
+from hoploom.train.step import Learner, StepCounts, Stepper, Training
 from hoploom.train.tasks import NodeClassification
 from support.device_loaders import placed
 from support.graphs import random_graph
@@ -60,9 +65,82 @@ def _learner(
     return Learner(model, optimizer, NodeClassification(NUM_CLASSES), loader)
 
 
+def link_learner(device: torch.device, *, on_host: bool = False, task: LinkPrediction, **options: Any) -> Learner:
+    """Links of the graph itself, in five steps of eight and one of two, by a model with a decoder."""
+    data = labelled()
+    store = hoploom.from_pyg(data) if on_host else placed(hoploom.from_pyg(data), device)
+    torch.manual_seed(0)
+    model = GNN("sage", store.schema, Shape(hidden=8, num_layers=2, out=8)).to(device)
+    model.decoder = Bilinear(8).to(device)
+    options = {"batch_size": 8, "shuffle": True, "seed": 5} | options
+    loader = LinkNeighborLoader(store, [3, 2], data.edge_index[:, :42], device=device, **options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, capturable=device.type == "cuda")
+    return Learner(model, optimizer, task.bound(loader, init(device=device)), loader)
+
+
+class Overflowing(WholeStep):
+    """The last rank's second batch does not fit."""
+
+    def __init__(self, learner: Learner, training: Training, context: Context, *given: Any) -> None:
+        super().__init__(learner, training, context, *given)
+        fitting, self._num_asked = [slot.fits for slot in self._slots], 0
+
+        def fits(number: int, timeout: float) -> bool:
+            self._num_asked += 1
+            return fitting[number](timeout) and (self._num_asked != 2 or context.rank + 1 < context.world_size)
+
+        for number, slot in enumerate(self._slots):
+            slot.fits = partial(fits, number)  # type: ignore[method-assign]
+
+
+def ranks_learn_whole(context: Context, batch_size: int) -> None:
+    """Whole steps of all ranks end where eager DDP ends, though one rank's batch does not fit."""
+    training = Training(2, clip_norm=0.5, progress=False)
+    for make in (homogeneous_learner, partial(link_learner, task=LinkPrediction(), exclude="both", batch_size=6)):
+        found: list[tuple[list[float], list[Tensor]]] = []
+        given = {"batch_size": batch_size} if make is homogeneous_learner else {"neg_sampling": "binary"}
+        for stepper in (None, Overflowing):
+            learner = make(context.device, **given)  # type: ignore[operator]
+            with torch.no_grad():
+                for parameter in learner.model.parameters():
+                    parameter += 0.1 * context.rank  # all begin as rank 0
+            learner.model = context.wrap(learner.model)
+            learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.2, momentum=0.9)
+            outcome = fit(learner, training, context, stepper=stepper)
+            found.append(([epoch["train_loss"] for epoch in outcome.history], parameters_of(learner)))
+        counts = outcome.whole_steps
+        assert counts is not None
+        assert counts.overflowed == (context.rank + 1 == context.world_size)
+        assert counts.first > 0
+        (losses, parameters), (whole_losses, whole_parameters) = found
+        assert whole_losses == pytest.approx(losses, rel=1e-5)
+        for ours, theirs in zip(whole_parameters, parameters, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            assert all(torch.equal(ours, other) for other in context.gather(ours))
+
+
+def assert_same(
+    make: Callable[..., Learner], device: torch.device, tolerance: float = 1e-5, exact: bool = False, **options: Any
+) -> StepCounts:
+    """Both ways give the same losses and parameters; how the whole steps were taken."""
+    own, whole = make(device, on_host=True), make(device)
+    expected = eager(own, device, **{name: value for name, value in options.items() if name != "margin"})
+    losses, step = taken(whole, device, exact=exact, **options)
+    assert losses == pytest.approx(expected, rel=tolerance, abs=tolerance)
+    assert_close(whole, own, 10 * tolerance)
+    assert whole.loader.state_dict() == own.loader.state_dict()
+    assert (whole.progress, whole.learning_rate) == (own.progress, own.learning_rate)
+    return step.counts
+
+
+def assert_close(left: Learner, right: Learner, tolerance: float) -> None:
+    for ours, theirs in zip(parameters_of(left), parameters_of(right), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
 def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: Any) -> list[float]:
     """The losses of some epochs, each step at its own size."""
-    stepper, losses = Stepper(learner, Training(epochs, **options), init(device=device), None), []
+    stepper, losses = Stepper(learner, Training(epochs, **options), init(device=device)), []
     learner.model.train()
     for _ in range(epochs):
         with stepper.steps() as steps:

@@ -16,21 +16,17 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from hoploom.errors import ConfigError, HoploomError, TrainError
-from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle, reached
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
 from hoploom.train.step import check_closure
 
 WARM_UP = 2  # calls before the recording
 
 
 class WorkEvent:
-    """A CUDA event; on the CPU, where all work is done at once, it is always reached."""
+    """A CUDA event; on the CPU, where all work is done at once, there is none."""
 
     def __init__(self, device: torch.device) -> None:
         self._event: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until the event is reached; return False after `seconds`."""
-        return self._event is None or reached(self._event, seconds)
 
 
 class WorkStream:

@@ -200,7 +200,7 @@ class DeviceLoading(Maker):
         else:
             self._sampling = DeviceSampling(maker, placed, self.pool)
         self.samples_on_device = isinstance(self._sampling, DeviceSampling)
-        self._maker, self.assembler = maker, _assembler(maker.assembler, placed, BatchMemory(self.pool))
+        self._maker, self.assembler = maker, device_assembler(maker.assembler, placed, BatchMemory(self.pool))
         self._buffers = threading.BoundedSemaphore(BEGUN)  # sets of buffers of batches made at once
 
     @property
@@ -401,7 +401,7 @@ class DeviceAssembler(Assembler):
         return gather_rows(self.degree_rows, nodes, out, faults=self.faults)
 
 
-def _assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> DeviceAssembler:
+def device_assembler(host: Assembler, placed: PlacedStore, memory: BatchMemory) -> DeviceAssembler:
     """Return an assembler of batches on the device, with the settings of the assembler `host`."""
     given = {**vars(host), "template": copy.copy(host.template).to(placed.device), "pinned": False}
     faults = torch.zeros(1, dtype=torch.int64, device=placed.device)

@@ -123,27 +123,24 @@ class PlacedStore(Closing):
     def gather(
         self,
         wanted: Sequence[Triple],
-        sizes: Sequence[Tensor | None] | None = None,
         *,
         outs: Sequence[Tensor] | None = None,
         faults: Tensor | None = None,
     ) -> list[Tensor]:
         """Return the rows of each (type, field, ids) in `wanted`, in the field's dtype. Ids and rows are on the device.
 
-        `sizes` [] int64 limit how many of the ids count: later rows are not written. `outs` are tensors to write the
-        rows to, by default new ones. With `faults` [1] int64, an id out of range sets a fault code there and nothing
-        waits; without `faults`, this waits for the device and raises IndexError, like a store on the host.
+        `outs` are tensors to write the rows to, by default new ones. With `faults` [1] int64, an id out of range sets a
+        fault code there and nothing waits; without `faults`, this waits for the device and raises IndexError, like a
+        store on the host.
 
         >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
         """
         self.lease.check()
         noted = torch.zeros(1, dtype=torch.int64, device=self.device) if faults is None else faults
-        none = [None] * len(wanted)
-        sizes = none if sizes is None else sizes
-        each = zip(wanted, sizes, none if outs is None else outs, strict=True)
-        rows = [self._rows(want, size, out, noted) for want, size, out in each]
+        each = zip(wanted, [None] * len(wanted) if outs is None else outs, strict=True)
+        rows = [self._rows(want, out, noted) for want, out in each]
         if faults is None and bool(noted):  # the one wait
-            self._refuse_ids(wanted, sizes)
+            self._refuse_ids(wanted)
         return rows
 
     def device_for(self, num_bytes: int, taken: str) -> torch.device | None:
@@ -179,20 +176,19 @@ class PlacedStore(Closing):
             raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(described.fields)}")
         return described.fields[name]  # type: ignore[no-any-return]
 
-    def _rows(self, want: Triple, size: Tensor | None, out: Tensor | None, faults: Tensor) -> Tensor:
+    def _rows(self, want: Triple, out: Tensor | None, faults: Tensor) -> Tensor:
         owner, name, ids = want
         self._check_ids(owner, name, ids)
         segments = self.fields.get((owner, name))
         out = self.empty(owner, name, ids.numel()) if out is None else out
         if segments is not None:
-            gather(segments, ids.contiguous(), out, faults=faults, size=size)
+            gather(segments, ids.contiguous(), out, faults=faults)
             return out
-        count = ids.numel() if size is None else int(size)
         if name == EDGE_ID and name not in self.schema.relation(owner).fields:  # type: ignore[arg-type]
-            out[:count].copy_(ids[:count])
+            out.copy_(ids)
         else:
-            (rows,) = self.host.gather([Wanted(owner, name, ids[:count].cpu())])
-            out[:count].copy_(rows)
+            (rows,) = self.host.gather([Wanted(owner, name, ids.cpu())])
+            out.copy_(rows)
         return out
 
     def _check_ids(self, owner: TypeKey, name: str, ids: Tensor) -> None:
@@ -201,15 +197,14 @@ class PlacedStore(Closing):
             given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)} on {ids.device}"
             raise ConfigError(f"the ids of {name!r} are {given}; give int64 of shape [n] on {self.device}")
 
-    def _refuse_ids(self, wanted: Sequence[Triple], sizes: Sequence[Tensor | None]) -> None:
+    def _refuse_ids(self, wanted: Sequence[Triple]) -> None:
         """Raise IndexError for the first id out of range of a placed field; other fields are checked on the host."""
-        for (owner, name, ids), size in zip(wanted, sizes, strict=True):
+        for owner, name, ids in wanted:
             segments = self.fields.get((owner, name))
             if segments is None:
                 continue
-            end, counted = segments.end, ids if size is None else ids[: int(size)]
-            wrong = counted[(counted < 0) | (counted >= end)]
+            wrong = ids[(ids < 0) | (ids >= segments.end)]
             if wrong.numel():
                 raise IndexError(
-                    f"id {int(wrong[0])} is out of range [0, {end}) of {name!r} of {owner!r}; give ids in it"
+                    f"id {int(wrong[0])} is out of range [0, {segments.end}) of {name!r} of {owner!r}; give ids in it"
                 )

@@ -2,130 +2,142 @@
 
 A step costs the host a few calls, and has the same picks and, up to rounding, the same loss as on an unpadded batch.
 The price is memory and work for the padding of batches, and losses that are known two steps later. Filling a batch
-(sampling, gathering) and learning from it are two recordings: the next batch is filled during learning. Neither waits
-for the device; a batch's sizes arrive in pinned memory, and the host checks them before it starts to learn.
+(sampling, gathering), its gradients, and the update of the parameters are recordings: the next batch is filled during
+learning. Neither waits for the device; a batch's sizes arrive in pinned memory, and the host checks them before it
+starts to learn. Ranks add up their gradients between two recordings, so each may have a batch that does not fit.
 """
 
-import math
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import Any, Self
 
 import torch
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from torch_geometric.data import Data, HeteroData
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch_geometric.nn import LayerNorm
 
-from hoploom.batch import Seeds
+from hoploom.batch import Sampled, Seeds
 from hoploom.errors import ConfigError
-from hoploom.gpu.batch_memory import Pool
+from hoploom.gpu.batch_memory import BatchMemory, Pool, StagedValue
 from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, Capacity, fixed_capacity, plan_hops, used_capacity
 from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
-from hoploom.gpu.loading import DeviceSampling
+from hoploom.gpu.loading import DeviceSampling, device_assembler
 from hoploom.keys import as_int64
-from hoploom.load.assemble import IN_DEGREE, Batch
-from hoploom.load.loader import EpochSteps
-from hoploom.load.maker import NodeMaker
+from hoploom.load.assemble import Batch, spread_shared
+from hoploom.load.maker import LocalMaker, NodeMaker
+from hoploom.load.order import StepShare
 from hoploom.nn import GNN, LayerView
 from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
-from hoploom.ranks.context import Context, unwrap
-from hoploom.schema import FEATURES, RelationName
-from hoploom.store import Wanted
-from hoploom.system import Closing, StopRequests
+from hoploom.ops.deadline import HostCopy
+from hoploom.ranks.context import Context, OverRanks, unwrap
+from hoploom.schema import EDGE_ID, RelationName
+from hoploom.store.base import NO_IDS
+from hoploom.system import StopRequests
+from hoploom.train.batch_adapter import adapted, without_ddp
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, StepResult, Training, mixed
-from hoploom.train.tasks import NodeTask, SeveralTasks
+from hoploom.train.step import BegunStep, Learner, StepCounts, Stepper, StepReport, StepTimer, Training
+from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from
-STAGED = 2  # entries before the seeds: the key, and one that keeps the seeds' address a multiple of 16
+NEVER = 1 << 62  # a position that no edge has; F.pad takes numbers as float64
+PYG_NORMS = ("GraphNorm", "PairNorm", "MeanSubtractionNorm", "GraphSizeNorm", "HeteroBatchNorm")
 
 
-class FixedBatch:
+class FixedBatch(BatchMemory):
     """Device buffers of fixed size that hold one batch after another, and the recordings that fill and use them."""
 
     def __init__(self, whole: "WholeStep") -> None:
-        self._whole, size, device = whole, whole.batch_size, whole.placed.device
+        super().__init__(whole.pool)
+        self._whole, device = whole, whole.placed.device
         self.on = make_buffers(whole.plan, whole.capacity, device)
-        for nodes in self.on.nodes:
-            nodes.zero_()  # rows that no batch has reached are looked up too
-        self._staged = torch.zeros(STAGED + 2 * size, dtype=torch.int64, device=device)
-        self._sent = _pinned(self._staged)
-        self._sizes = _pinned(self.on.totals)
-        self.targets = whole.targets.new_empty((size, *whole.targets.shape[1:]))
-        # Zeros at first, rows of earlier batches later, so always finite. They must be: a row beyond the batch has no
-        # effect and its gradient is zero, but that is multiplied by the row.
-        self.rows = {
-            index: whole.placed.empty(node_type.name, FEATURES, self.on.nodes[index].numel()).zero_()
-            for index, node_type in enumerate(whole.plan.schema.node_types)
-            if FEATURES in node_type.fields and node_type.name in whole.model.types[0]
-        }
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._loss = _pinned(self.loss)
+        # Ids beyond a batch are zeros at first, those of earlier batches later, so always valid: they are looked up
+        # too. A row beyond the batch has no effect and its gradient is zero, but that is multiplied by the row.
+        for ids in (*self.on.nodes, *(edges.edges for layer in self.on.layers for edges in layer)):
+            ids.zero_()
+        self._tensors: list[Tensor] = []
+        self._staged: StagedValue | None = None  # the key and the seeds; its layout is that of all batches
+        self._given = torch.empty(0, dtype=torch.uint8, device=device)  # a copy of them
+        self.batch: Batch | None = None
+        self._sizes: HostCopy | None = None  # None if there are too many seeds
+        self.loss, self.rows = torch.zeros((), dtype=torch.float64, device=device), 0
         self.filled, self.learned = WorkEvent(device), WorkEvent(device)
         self._fill = Recording(self._make, whole.fill_stream)
-        self.learn = Recording(partial(whole.learn_from, self), whole.learn_stream)
+        self.learn = Recording(self._learn, whole.learn_stream)
         whole.learn_stream.record(self.learned)  # the other stream must not fill the batch before it is made
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the tensor that each batch has at this place: the first call for a place makes it."""
+        self._number += 1
+        if self._number > len(self._tensors):
+            self._tensors.append(torch.zeros(tuple(shape), dtype=dtype, device=self.loss.device))
+        return self._tensors[self._number - 1]
 
     # --- filling ------------------------------------------------------------------------------
 
-    def fill(self, indices: Tensor, key: int) -> None:
-        """Start to make the batch of the seeds at `indices`, once the batch in these buffers is no longer needed."""
-        self._whole.placed.lease.check()  # a replay would read memory that is gone
-        self._whole.wait_for(self.filled, "sampled")  # after this, the input of the batch before may be overwritten
-        stream, size = self._whole.fill_stream, self._whole.batch_size
-        self._sent[0] = as_int64(key)
-        self._sent[STAGED : STAGED + size] = self._whole.maker.nodes[indices]
-        self._sent[STAGED + size :] = indices
+    def fill(self, share: StepShare) -> None:
+        """Start to make the batch of these seeds, once the batch in these buffers is no longer needed."""
+        whole, stream = self._whole, self._whole.fill_stream
+        whole.placed.lease.check()  # a replay would read memory that is gone
+        seeds = whole.padded(whole.maker.start(share))
+        staged = None if seeds is None else whole.pool.stage((torch.tensor(as_int64(share.key)), seeds))
+        self._sizes = None
+        if staged is None or (self._staged is not None and staged.begins != self._staged.begins):
+            return
         stream.wait_for(self.learned)
+        with stream.current():
+            if self._staged is None:
+                self._staged, self._given = staged, torch.empty_like(staged.block, device=whole.placed.device)
+            self._given.copy_(staged.block, non_blocking=True)
         self._fill()
+        with stream.current():
+            self._sizes = HostCopy(self.on.totals)
         stream.record(self.filled)
 
-    def fits(self) -> bool:
+    def fits(self, timeout: float) -> bool:
         """Wait for the batch's sizes; return whether the batch is free of faults and fits the buffers."""
-        self._whole.wait_for(self.filled, "sampled")
-        sizes: list[int] = self._sizes[:, 0].tolist()
+        if self._sizes is None:
+            return False
+        sizes: list[int] = self._sizes.wait(timeout, "sampled")[:, 0].tolist()
         return sizes[FAULT] == 0 and self._whole.capacity.holds(used_capacity(self._whole.plan, sizes))
 
     def _make(self) -> None:
-        whole, on, size = self._whole, self.on, self._whole.batch_size
-        self._staged.copy_(self._sent, non_blocking=True)
-        seeds: list[Tensor | None] = [None] * len(on.nodes)
-        seeds[whole.seed_type] = self._staged[STAGED : STAGED + size]
-        no_trees = (None,) * len(on.nodes)
+        whole = self._whole
+        assert self._staged is not None
         assert whole.placed.lists is not None
-        sample_on_device(whole.plan, whole.placed.lists, whole.maps, Seeds(tuple(seeds), no_trees), self._staged[0], on)
-        torch.index_select(whole.targets, 0, self._staged[STAGED + size :], out=self.targets)
-        names = whole.plan.schema.node_types
-        whole.placed.gather(
-            [Wanted(names[index].name, FEATURES, on.nodes[index]) for index in self.rows],
-            [on.total(whole.plan.nodes[index][-1]) for index in self.rows],
-            outs=list(self.rows.values()),
-            faults=on.totals[FAULT, :1],
-        )
-        self._sizes.copy_(on.totals, non_blocking=True)
+        key, seeds = self._staged.over(self._given)
+        sample_on_device(whole.plan, whole.placed.lists, whole.maps, seeds, key, self.on)
+        self._number = 0
+        sampled = self._padded() if whole.views_edges else self._spared()
+        sampled.fields = seeds.fields
+        self.batch = replace(whole.assembler, memory=self).assemble(sampled)
+        spread_shared(self.batch)
+        if whole.views_edges:
+            self.batch.views = self._views()
 
-    # --- learning -----------------------------------------------------------------------------
+    def _padded(self) -> Sampled:
+        """Return the nodes in the buffers. Their edges are in `_views`."""
+        edges = [own.edge_index for own in self.on.layers[0]]
+        return Sampled(list(self.on.nodes), None, edges, [None] * len(edges), None, None)
 
-    def batch(self) -> Batch:
-        """Return the batch in the form that the models of hoploom.nn take."""
-        whole, schema = self._whole, self._whole.plan.schema
-        out: Batch = Data() if schema.homogeneous else HeteroData()
-        out.views = self._views()
-        for index, node_type in enumerate(schema.node_types):
-            storage = out if schema.homogeneous else out[node_type.name]
-            if index in self.rows:
-                storage[FEATURES] = self.rows[index]
-            storage["n_id"] = self.on.nodes[index]
-            if index == whole.seed_type:
-                storage["batch_size"] = whole.batch_size
-        if whole.degrees is not None:
-            out[IN_DEGREE] = whole.degrees.index_select(0, self.on.nodes[0])
-        return out
+    def _spared(self) -> Sampled:
+        """Return the nodes and edges in the buffers. Entries beyond the picks are loops at a spare node behind all."""
+        plan, capacity, found = self._whole.plan, self._whole.capacity, []
+        for index, own in enumerate(self.on.layers[0]):
+            ends = plan.schema.sources[index], plan.schema.destinations[index]
+            most, total = capacity.edges[index][-1], self.on.total(plan.picks[index][-1][1])
+            is_pick = torch.arange(most, device=total.device) < total
+            spare = (capacity.nodes[end][-1] for end in ends)
+            rows = zip(own.edge_index[:, :most], spare, strict=True)
+            found.append(torch.stack([torch.where(is_pick, row, node) for row, node in rows]))
+        nodes = [F.pad(own, (0, 1)) for own in self.on.nodes]
+        positions = [own.edges[: edges.shape[1]] for own, edges in zip(self.on.layers[0], found, strict=True)]
+        return Sampled(nodes, None, found, list(positions), None, None)
 
     def _views(self) -> list[LayerView]:
         whole, plan, hops = self._whole, self._whole.plan, []
@@ -139,23 +151,15 @@ class FixedBatch:
             hops.append(edges)
         names = [node_type.name for node_type in plan.schema.node_types]
         most_nodes = dict(zip(names, whole.capacity.nodes, strict=True))
-        num_layers = whole.model.num_layers
+        num_layers = len(unwrap(whole.learner.model).layers)  # type: ignore[arg-type]
         return padded_views(one_per_layer(hops, num_layers), most_nodes, num_layers, are_blocks=plan.is_blocks)
 
-    def send_loss(self, loss_sum: Tensor) -> None:
-        """Start to copy the sum of the losses to the host."""
+    # --- learning -----------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        assert self.batch is not None
+        loss_sum, self.rows = self._whole.learn_from(self.batch)
         self.loss.copy_(loss_sum)
-        self._loss.copy_(self.loss, non_blocking=True)
-
-    def read_loss(self) -> float:
-        """Wait for the training step; return the sum of its losses."""
-        self._whole.wait_for(self.learned, "learned")
-        return float(self._loss)
-
-
-def _pinned(like: Tensor) -> Tensor:
-    """Return zeros in host memory with the shape and dtype of `like`, pinned if `like` is on a GPU."""
-    return torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
 
 
 # --- views of a padded batch ---------------------------------------------------------------------
@@ -211,56 +215,61 @@ def padded_views(
 # --- the step ------------------------------------------------------------------------------------
 
 
-def check_learner(learner: Learner, training: Training, device: torch.device) -> NodeMaker:
+def check_learner(learner: Learner, training: Training, device: torch.device) -> LocalMaker:
     """Return the object that makes the loader's batches; raise ConfigError if the step cannot be a CUDA graph."""
     loader, model, task = learner.loader, unwrap(learner.model), learner.task
-    is_distributed = isinstance(learner.model, DistributedDataParallel) or loader.world_size > 1
     maker = getattr(loader, "maker", None)
+    across = getattr(task, "across_ranks", False) and loader.world_size > 1
+    norms = [type(module).__name__ for module in model.modules() if _mixes_rows(module)]
     reasons = [
-        (is_distributed, f"are for one process, this is one of {loader.world_size}"),
-        (not isinstance(model, GNN), f"are for the models of hoploom.nn, the model is a {type(model).__name__}"),
-        (
-            not isinstance(task, NodeTask) or isinstance(task, SeveralTasks) or bool(learner.also),
-            f"are for one task on nodes, the task is {type(task).__name__}",
-        ),
         (bool(getattr(model, "edge_fields", ())), "read no fields of edges; make the model without edges and weights"),
-        (
-            isinstance(model, GNN) and model.shape.norm in ("batch", "graph"),
-            "have no batch or graph norm; make the model with norm=True",
-        ),
+        (bool(norms), f"have no {norms[:1]}, which reads unused rows, too; take a norm of each row"),
+        (bool(learner.also), f"have one task, and the learner also has {[*learner.also]}"),
+        (across, "do not go with across_ranks, which asks the other ranks within a step; leave it out"),
         (training.precision == "fp16", 'are not for "fp16": it asks the host at every step; take "bf16" or "fp32"'),
         (bool(loader.store.learned), f"do not update learned rows, here of {loader.store.learned_types}; use features"),
         (training.accumulate > 1, f"do not go with accumulate={training.accumulate}; take a larger batch_size"),
-        (not isinstance(maker, NodeMaker), f"are for a NeighborLoader, this is a {type(loader).__name__}"),
+        (not isinstance(maker, LocalMaker), f"are for the loaders of Hoploom, this is a {type(loader).__name__}"),
     ]
-    if isinstance(maker, NodeMaker):
-        assembler, sampler = maker.assembler, maker.sampler
-        placed = assembler.store.placed
+    if isinstance(maker, LocalMaker):
+        assembler, sampling = maker.assembler, maker.sampler.sampling
+        placed, schema = assembler.store.placed, assembler.store.schema
         is_there = placed is not None and placed.lists is not None and placed.device == device
         fields = {} if placed is None else placed.fields
-        types = assembler.store.schema.node_types
-        missing = [t.name for t in types if FEATURES in t.fields and (t.name, FEATURES) not in fields]
+        edges: list[Tensor | None] = [None if isinstance(model, GNN) else NO_IDS] * len(schema.relations)
+        wanted = replace(assembler, reduce=None).wanted(
+            Sampled([NO_IDS] * len(schema.node_types), None, [], edges, None, None)
+        )
+        missing = [f"{f} of {owner!r}" for owner, f, _ in wanted if f != EDGE_ID and (owner, f) not in fields]
         give = "hoploom.place(store, topology='auto', features='auto')"
-        subgraph = sampler.sampling.subgraph
         reasons += [
             (not is_there, f"need a graph that lies on {device}; give the loader {give}"),
-            (bool(missing), f"need features on {device}, and x of {missing} is not placed; give the loader {give}"),
-            (sampler.sampling.disjoint, "do not go with disjoint or temporal sampling"),
-            (subgraph != "directional", f"do not go with subgraph_type={subgraph!r}"),
-            (sampler.sample_frontier is not None, "do not go with sample_frontier"),
+            (bool(missing), f"need features on {device}, and {missing[:1]} is not placed; give the loader {give}"),
+            (sampling.disjoint, "do not go with disjoint or temporal sampling"),
+            (sampling.subgraph != "directional", f"do not go with subgraph_type={sampling.subgraph!r}"),
+            (
+                sampling.mode == "blocks" and not isinstance(model, GNN),
+                "take blocks for the models of hoploom.nn only; give the loader mode='subgraph'",
+            ),
+            (maker.sampler.sample_frontier is not None, "do not go with sample_frontier"),
             (maker.transform is not None, "do not go with transform"),
             (assembler.reduce is not None, "do not go with aggregate"),
-            (assembler.fields is not None, "do not go with fields"),
         ]
     for is_so, why in reasons:
         if is_so:
             raise not_recordable(why)
-    assert isinstance(maker, NodeMaker)
+    assert isinstance(maker, LocalMaker)
     check_optimizer(learner.optimizer, device, scheduled=learner.scheduler is not None)
     return maker
 
 
-class WholeStep(Closing):
+def _mixes_rows(module: nn.Module) -> bool:
+    """Return whether this is a norm over all nodes of a batch, of torch, Hoploom or PyG."""
+    is_norm = isinstance(module, _NormBase | OverRanks) or type(module).__name__ in PYG_NORMS
+    return is_norm or (isinstance(module, LayerNorm) and module.mode == "graph")
+
+
+class WholeStep(Stepper):
     """Training steps of a learner on a placed store, as CUDA graphs: give the class to `fit` as `stepper=WholeStep`.
 
     Create a WholeStep after you have restored the learner: a recording keeps the addresses of the parameters and of
@@ -270,6 +279,9 @@ class WholeStep(Closing):
     ...     losses = [report.loss for report in whole.epoch()]
     >>> print(whole.counts)
     """
+
+    counts: StepCounts
+    delay = SLOTS
 
     def __init__(
         self,
@@ -282,44 +294,48 @@ class WholeStep(Closing):
         rounded: int = ROUNDED,
     ) -> None:
         device = context.device
-        maker = check_learner(learner, training, device)
-        self.learner, self.counts = learner, StepCounts()
-        self._training, self._timeout = training, context.timeout
-        self.stepper = Stepper(learner, training, context, checkpoint)
-        model, task, store = unwrap(learner.model), learner.task, maker.assembler.store
-        assert isinstance(model, GNN)
-        assert isinstance(task, NodeTask)
+        self.maker = maker = check_learner(learner, training, device)
+        super().__init__(learner, training, context, checkpoint)
+        self._model, self.counts = adapted(without_ddp(learner.model)), StepCounts()
+        store, size = maker.assembler.store, learner.loader.batch_size
         assert store.placed is not None
-        self.model, self.maker, self.placed = model, maker, store.placed
-        self.batch_size = size = learner.loader.batch_size
-        self.seed_type = store.schema.type_index[maker.node_type]
-        self.plan = plan_hops(store.schema, maker.sampler.sampling, [self.seed_type], with_indptr=True)
+        self.placed, self.pool = store.placed, Pool(device, context.timeout)
+        self.views_edges = isinstance(unwrap(learner.model), GNN)
+        self.assembler = device_assembler(maker.assembler, store.placed, BatchMemory(self.pool))
+        if isinstance(maker, NodeMaker) and isinstance(learner.task, NodeTask):
+            learner.task.check(store, maker.nodes, maker.node_type)
         order = learner.loader.rehearsal()
         full = [step for step in order.steps if order.step(step).indices.numel() == size]
         if not full:
             raise not_recordable(
                 f"need a step of batch_size={size} seeds, and no step of an epoch has so many; give fewer"
             )
-        num_seeds = [size if index == self.seed_type else 0 for index in range(len(store.schema.node_types))]
-        sampling = DeviceSampling(maker, store.placed, Pool(device, context.timeout))
-        sizes = [sampling.capacity_of(order.step(step)) for step in full[:: max(1, len(full) // probed)][:probed]]
+        sampling = DeviceSampling(maker, store.placed, self.pool)
+        shares = [order.step(step) for step in full[:: max(1, len(full) // probed)][:probed]]
+        starts, sizes = [maker.start(share) for share in shares], [sampling.capacity_of(share) for share in shares]
+        lengths = zip(*([0 if t is None else t.numel() for t in _varying(seeds)] for seeds in starts), strict=True)
+        # exact if it is the same of all batches: the number of seeds of a loader of nodes
+        self._most = [
+            max(own) if len({*own}) == 1 else -(-int(max(own) * (1 + training.margin)) // rounded) * rounded
+            for own in lengths
+        ]
+        num_seeds = self._most[: len(store.schema.node_types)]
+        types = [index for index, count in enumerate(num_seeds) if count]
+        self.plan = plan_hops(store.schema, maker.sampler.sampling, types, with_indptr=True)
         seen = reduce(partial(Capacity.combine, function=max), sizes)
         self.capacity = fixed_capacity(self.plan, seen, num_seeds, training.margin, rounded)
         self.maps = make_maps(self.plan, device)  # for one batch at a time
-        task.check(store, maker.nodes[:0], maker.node_type)
-        labels = store.features.gather([Wanted(maker.node_type, task.label, maker.nodes)])[0]
-        self.targets = task.read(labels, maker.nodes).to(device)  # or an error: the first seed without a label
-        self.degrees: Tensor | None = None  # of every node
-        if maker.assembler.degrees:
-            (relation,) = store.schema.relations
-            nodes = torch.arange(store.schema.node_type(relation.destination).num_nodes)
-            self.degrees = store.in_degrees(relation.key, nodes).to(device)
         self.fill_stream, self.learn_stream = WorkStream(device, own_stream=True), WorkStream(device, own_stream=False)
+        self._divisor = size * context.world_size  # of gradients, a constant of the recordings
+        self._gradients = list(map(torch.zeros_like, self._parameters))
         self._rates = LearningRates(learner.optimizer)
+        self._step_optimizer = Recording(self._apply, self.learn_stream)
         self._slots = deque(FixedBatch(self) for _ in range(SLOTS))
+        self._begun: tuple[int, FixedBatch | None] | None = None  # the next step, whose batch is being filled
 
     def close(self) -> None:
         """Wait for the device, and free the batches and recordings."""
+        self._begun = None
         with ExitStack() as last_first:
             last_first.callback(self._slots.clear)
             last_first.callback(self.learn_stream.close)
@@ -333,130 +349,121 @@ class WholeStep(Closing):
                 yield from steps.take(requests).reports
             yield from steps.rest()
 
-    def steps(self) -> "WholeSteps":
-        """Return the steps that are left in the loader's epoch."""
-        return WholeSteps(self, self.learner.loader.begin_epoch())
+    @contextmanager
+    def steps(self) -> Iterator[Self]:
+        self._epoch_steps = self.learner.loader.begin_epoch()
+        self._left, self._open = deque(self._epoch_steps.order.steps), deque()
+        self._begun = None
+        yield self
 
-    def wait_for(self, event: WorkEvent, doing: str) -> None:
-        """Wait until an event is reached; raise TimeoutError(doing) if the device does not reach it in time."""
-        if not event.wait(self._timeout):
-            raise TimeoutError(doing)
+    @property
+    def is_empty(self) -> bool:
+        return self._begun is None and not self._left
 
-    def fill_next(self, indices: Tensor, key: int) -> FixedBatch | None:
-        """Start to make the batch of these seeds, and return its buffers; None if there are too few seeds."""
-        if indices.numel() != self.batch_size:
+    def padded(self, seeds: Seeds) -> Seeds | None:
+        """Return the seeds with their nodes and excluded edges in arrays of fixed length; None if they do not fit."""
+        given, count = _varying(seeds), len(seeds.nodes)
+        if any(t is not None and t.numel() > most for t, most in zip(given, self._most, strict=True)):
             return None
+        padded = [
+            t if t is None else F.pad(t, (0, most - t.numel()), value=-1 if index < count else NEVER)
+            for index, (t, most) in enumerate(zip(given, self._most, strict=True))
+        ]
+        return replace(seeds, nodes=tuple(padded[:count]), excluded=tuple(padded[count:]))
+
+    def _begin(self) -> tuple[int, FixedBatch | None]:
+        """Start to fill the next batch. Return its step and its buffers, or None if it has too few seeds."""
+        step = self._left.popleft()
+        share = self._epoch_steps.order.step(step)
         if not self._slots:
             raise ConfigError("this WholeStep is closed; make another one")
         slot = self._slots[0]
         self._slots.rotate(-1)
-        slot.fill(indices, key)
-        return slot
+        if share.indices.numel() != self.learner.loader.batch_size:
+            return step, None
+        slot.fill(share)
+        return step, slot
 
-    def learn(self, slot: FixedBatch) -> None:
-        """Start the training step on the batch in the buffers `slot`, which it must fit; do not wait for the device."""
-        if self.placed.device.type == "cuda":
-            self._rates.check()
-        self._rates.send()
-        self.stepper.reseed()
+    @contextmanager
+    def _learning(self, timer: StepTimer) -> Iterator[BegunStep]:
+        number, slot = self._begun or self._begin()
+        step = BegunStep(self.learner.progress.steps + 1, self._divisor, self.learner.loader.num_seeds(number))
+        with self.in_time(step.number):
+            fits = slot is not None and slot.fits(self._context.timeout)
+        timer.end("wait")
+        if slot is not None and fits:
+            self._learn(slot)
+            step.add(slot.loss.clone(), slot.rows)  # the next batch in the slot overwrites it
+        else:
+            self.counts.overflowed += slot is not None
+            self.counts.shorter += slot is None
+            step.add(*self.learn_from(self._epoch_steps.make(number)))
+        timer.end("forward")
+        yield step
+        if self._context.world_size > 1:
+            flat = torch.cat([gradient.view(-1) for gradient in self._gradients])
+            self._context.add_up(flat, f"averaging the gradients of step {step.number}")
+            parts = flat.split([gradient.numel() for gradient in self._gradients])  # type: ignore[no-untyped-call]
+            torch._foreach_copy_(self._gradients, list(map(Tensor.view_as, parts, self._gradients)))
+        timer.end("backward")
+        self._epoch_steps.done(number)
+        self._begun = self._begin() if self._left else None
+        timer.end("rest")
+
+    def _learn(self, slot: FixedBatch) -> None:
+        """Start to compute the gradients of the batch in the buffers `slot`, which it must fit; do not wait."""
         self.counts.replayed += slot.learn.is_warm
         self.counts.first += not slot.learn.is_warm
         self.learn_stream.wait_for(slot.filled)
         slot.learn()
         self.learn_stream.record(slot.learned)
 
-    def learn_from(self, slot: FixedBatch) -> None:
-        """Run forward, backward and optimizer on the batch in the buffers `slot`; `slot.learn` records this call."""
-        learner, task = self.learner, self.learner.task
-        learner.optimizer.zero_grad(set_to_none=True)
-        # no cache of casts: a later step would use those of the recording as values
-        with mixed(self._training.precision, self.placed.device, cache_enabled=False):
-            losses = task.losses(task.outputs(learner.model, slot.batch()), slot.targets)
-        (losses.sum() * (1 / losses.numel())).backward()  # type: ignore[no-untyped-call]
+    def learn_from(self, batch: Batch) -> tuple[Tensor, int]:
+        """Compute the gradients of a batch, divided by a constant. Return the sum of its losses and their number."""
+        with leaves_of(self._model, self._parameters) as leaves:
+            # no cache of casts: a later step would use those of the recording as values
+            losses = self._losses_of(self.learner.task, batch, cache_enabled=False)
+            loss = losses.sum() * (1 / self._divisor)
+            found = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        torch._foreach_copy_(self._gradients, found)
+        return losses.detach().double().sum(), losses.numel()
+
+    def _update(self, weight: float) -> bool:
+        if weight != 1.0:
+            torch._foreach_mul_(self._gradients, weight)
+        if self.placed.device.type == "cuda":
+            self._rates.check()
+        self._rates.send()
+        self._step_optimizer()
+        return True
+
+    def _apply(self) -> None:
+        """Clip the gradients, and apply them to the parameters."""
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
         if self._training.clip_norm is not None:
-            parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
-            torch.nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._training.clip_norm)
         with self._rates.as_tensors():
-            learner.optimizer.step()
-        slot.send_loss(losses.detach().double().sum())
+            self.learner.optimizer.step()
 
 
-class WholeSteps(Closing):
-    """The steps left in an epoch. The next batch is filled while the model learns from the current one."""
+def _varying(seeds: Seeds) -> tuple[Tensor | None, ...]:
+    """Return the arrays whose lengths may differ from batch to batch."""
+    return *seeds.nodes, *seeds.excluded
 
-    def __init__(self, whole: WholeStep, epoch: EpochSteps) -> None:
-        self._whole, self._epoch = whole, epoch
-        self._left = deque(epoch.order.steps)
-        self._begun: tuple[int, FixedBatch | None] | None = None
-        self._open: deque[tuple[StepReport, FixedBatch | None]] = deque()  # with the slot that has the loss, if any
 
-    @property
-    def is_empty(self) -> bool:
-        return self._begun is None and not self._left
+@contextmanager
+def leaves_of(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Replace a model's parameters in this `with` block by tensors over the same memory, which it yields.
 
-    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Run the next step; return the reports of those earlier steps whose losses are known by now."""
-        began = time.perf_counter()
-        step, slot = self._begun or self._begin()
-        with self._in_time():
-            fits = slot is not None and slot.fits()
-        waited = time.perf_counter() - began
-        known: list[StepReport] = []
-        while slot is not None and any(other is slot for _, other in self._open):  # its loss would be overwritten
-            known.append(self._complete(*self._open.popleft()))
-        if slot is not None and fits:
-            report = self._learn(slot, waited)
-        else:
-            report = self._take_unpadded(step, requests, overflowed=slot is not None)
-        self._begun = None
-        self._epoch.done(step)
-        if self._left:
-            self._begun = self._begin()
-        report = replace(report, seconds=time.perf_counter() - began)
-        self._open.append((report, slot if fits else None))
-        return StepResult(known, requests.stop_requested, is_due)
-
-    def rest(self) -> list[StepReport]:
-        """Wait for all losses that are still missing; return the reports of these steps."""
-        return [self._complete(*self._open.popleft()) for _ in range(len(self._open))]
-
-    def _begin(self) -> tuple[int, FixedBatch | None]:
-        step = self._left.popleft()
-        indices, _, key, _ = self._epoch.order.step(step)
-        with self._in_time():
-            return step, self._whole.fill_next(indices, key)
-
-    def _in_time(self) -> AbstractContextManager[None]:
-        return self._whole.stepper.in_time(self._whole.learner.progress.steps + 1)
-
-    def _complete(self, report: StepReport, slot: FixedBatch | None) -> StepReport:
-        """Wait for a step's loss; add the loss to the epoch's sums and to the report. Raise if it is not finite."""
-        if slot is None:
-            return report
-        stepper = self._whole.stepper
-        with stepper.in_time(report.step):
-            loss_sum = slot.read_loss()
-        if not math.isfinite(loss_sum):
-            stepper.refuse(loss_sum, report.step)
-        stepper.count(loss_sum, report.rows)
-        return replace(report, loss=loss_sum / report.rows)
-
-    def _learn(self, slot: FixedBatch, waited: float) -> StepReport:
-        whole, progress = self._whole, self._whole.learner.progress
-        learning_rate, rows = whole.learner.learning_rate, whole.batch_size
-        whole.learn(slot)
-        whole.stepper.schedule()
-        progress.steps += 1
-        return StepReport(progress.epoch, progress.steps, math.nan, rows, rows, learning_rate, 0.0, waited)
-
-    def _take_unpadded(self, step: int, requests: StopRequests, *, overflowed: bool) -> StepReport:
-        """Run the step without recordings, because its batch does not fit or has another number of seeds."""
-        whole = self._whole
-        whole.counts.overflowed += overflowed
-        whole.counts.shorter += not overflowed
-        num_seeds = whole.learner.loader.num_seeds(step)
-        batches = (([self._epoch.make(one)], num_seeds, True) for one in (step,))
-        return whole.stepper.take(batches, num_seeds, requests).reports[0]
-
-    def close(self) -> None:
-        self._left.clear()
+    DDP has noted the parameters on the stream on which it was made; a recording must not use that stream.
+    """
+    made: dict[Any, Tensor] = {parameter: parameter.detach().requires_grad_() for parameter in parameters}
+    owners = [(own._parameters, name, p) for own in model.modules() for name, p in own._parameters.items() if p in made]
+    for held, name, parameter in owners:
+        held[name] = made[parameter]  # type: ignore[assignment]
+    try:
+        yield list(made.values())
+    finally:
+        for held, name, parameter in owners:
+            held[name] = parameter

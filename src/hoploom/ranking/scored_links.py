@@ -10,6 +10,7 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.load.assemble import Batch
 from hoploom.load.maker import LinkMaker
 from hoploom.nn.decoders import Decoder, Dot
+from hoploom.ops import rows as _rows
 from hoploom.ranks.context import unwrap
 from hoploom.sample.exclusions import match_edges
 from hoploom.schema import EDGE_ID, RelationName
@@ -107,9 +108,13 @@ def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_d
         right = of_destination.index_select(0, destinations)
         others = decoder.against(left, of_destination.index_select(0, links.shared), links.relations)
         true = decoder(left[:, None], right[:, None], links.relations).to(others.dtype)
-        hits = torch.isin(destinations, links.shared).nonzero().view(-1)  # candidates that are the true destination
-        same = links.shared == destinations[hits, None]
-        others[hits] = torch.where(same, true[hits], others[hits])  # tie with it, to the last bit
+        # candidates that are the true destination tie with it, to the last bit
+        if _rows.runs_in_core(destinations):
+            hits = torch.isin(destinations, links.shared).nonzero().view(-1)
+            same = links.shared == destinations[hits, None]
+            others[hits] = torch.where(same, true[hits], others[hits])
+        else:  # a GPU would wait for the number of hits
+            others = torch.where(links.shared == destinations[:, None], true, others)
         return torch.cat([true, others], dim=1).view(-1)
     if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
         every = decoder.against(left, of_destination, links.relations)

@@ -274,6 +274,14 @@ class Context:
         """Return the maximum over all ranks of each entry, in int64 or float64."""
         return self._reduce(value, MAX)  # type: ignore[no-any-return]
 
+    def add_up(self, tensor: Tensor, doing: str) -> None:
+        """Replace a tensor on this rank's device by its sum over all ranks; the host does not wait for a GPU."""
+        if self.world_size > 1 and tensor.is_cuda:
+            with self.guard(doing):
+                dist.all_reduce(tensor)
+        elif self.world_size > 1:
+            tensor.copy_(self.sum(tensor))
+
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, in the order of ranks. All tensors must have the same shape and dtype."""
         says, rows = self._small("gathering from all ranks", tensor)

@@ -33,7 +33,6 @@ from hoploom.train.checkpoint import Checkpoint, SaveClock, last_good
 from hoploom.train.journal import Journal, machine_of
 from hoploom.train.link_prediction import LinkPrediction, check_labels
 from hoploom.train.step import (
-    AnyStepper,
     Ending,
     Learner,
     MakeStepper,
@@ -89,11 +88,7 @@ def fit(
     """
     _check(learner, context, validate)
     _seek_loader(learner)
-    stepping: AbstractContextManager[AnyStepper] = (
-        nullcontext(Stepper(learner, training, context, checkpoint))
-        if stepper is None
-        else stepper(learner, training, context, checkpoint)
-    )
+    stepping = (stepper or Stepper)(learner, training, context, checkpoint)
     shown = training.progress and context.is_main
     if shown:
         print(f"hoploom: loader threads {learner.loader.num_workers}", file=sys.stderr, flush=True)
@@ -195,7 +190,7 @@ class _Loop:
     journal: Journal | None
     line: "ProgressLine"
     requests: StopRequests
-    stepper: AnyStepper
+    stepper: Stepper
     has_warned: bool = False
 
     def __post_init__(self) -> None:

@@ -7,10 +7,11 @@ One small all-reduce per step, on the CPU, finds a failed rank before the backwa
 import inspect
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -205,11 +206,29 @@ class StepReport:
 
 
 class StepResult(NamedTuple):
-    """The result of `Steps.take`."""
+    """The result of `Stepper.take`."""
 
     reports: list[StepReport]  # of steps whose losses are known by now, in order
     stop_requested: bool  # on some rank
     is_due: bool = False  # whether a checkpoint is due, by rank 0's clock
+
+
+@dataclass
+class BegunStep:
+    """A step whose loss may not be known yet."""
+
+    number: int  # counted from the start of training, 1 for the first
+    divisor: int  # which gradients are divided by, before the number of rows of all ranks is known
+    seeds: int = 0  # over all ranks
+    rows: int = 0  # of this rank
+    loss_sums: list[HostCopy] = field(default_factory=list)
+    rows_of_all: float = 0.0
+    report: StepReport | None = None  # without the loss
+
+    def add(self, loss_sum: Tensor, rows: int) -> None:
+        """Add a batch's sum of losses, a float64 number on the device, which starts to be copied to the host."""
+        self.loss_sums.append(HostCopy(loss_sum))
+        self.rows += rows
 
 
 @dataclass
@@ -239,26 +258,6 @@ class StepCounts:
         )
 
 
-class Steps(Protocol):
-    """The steps left in the loader's epoch; `take` runs the next one."""
-
-    @property
-    def is_empty(self) -> bool: ...
-    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult: ...  # is_due: by this rank's clock
-    def rest(self) -> list[StepReport]: ...  # waits for all losses; the reports that `take` has not returned
-
-
-class AnyStepper(Protocol):
-    """The protocol of objects that take steps for `fit`: `Stepper`, or another such as `hoploom.WholeStep`."""
-
-    @property
-    def counts(self) -> StepCounts | None: ...  # None if there is one way to take steps
-    def steps(self) -> AbstractContextManager[Steps]: ...  # those left in the epoch of the loader
-
-
-MakeStepper: TypeAlias = Callable[[Learner, Training, Context, Checkpoint | None], AbstractContextManager[AnyStepper]]
-
-
 class StepTimer:
     """A timer that divides the seconds of a step by activity, on the host's clock."""
 
@@ -281,17 +280,22 @@ class StepTimer:
         return parts
 
 
-# A batch of each task, number of the first one's seeds over all ranks, are they the step's last ones:
-StepBatches = Iterator[tuple[Sequence[Batch], int, bool]]
+class Stepper(Closing):
+    """The steps of training. This class learns eagerly, on any device and for any learner; WholeStep by recordings.
 
+    >>> with stepper.steps() as steps:
+    ...     while not steps.is_empty:
+    ...         reports = steps.take(requests).reports
+    ...     reports = steps.rest()
+    """
 
-class Stepper:
-    """The default way to take steps: eagerly and without padding, on any device and for any learner."""
+    counts: StepCounts | None = None  # None if there is one way to take steps
+    delay = 0  # steps after which the loss of a step is read
 
-    counts: StepCounts | None = None
-
-    def __init__(self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None) -> None:
-        self._learner, self._training, self._context = learner, training, context
+    def __init__(
+        self, learner: Learner, training: Training, context: Context, checkpoint: Checkpoint | None = None
+    ) -> None:
+        self.learner, self._training, self._context = learner, training, context
         self._checkpoint, self._model = checkpoint, adapted(learner.model)
         self._parameters = [parameter for parameter in learner.model.parameters() if parameter.requires_grad]
         self._scaler = learner.scaler if training.precision == "fp16" else None
@@ -310,73 +314,108 @@ class Stepper:
                     "or save; make the loader of their .store, whose batches have them as x"
                 )
         self._detector = detector_here()
+        self._open: deque[BegunStep] = deque()  # in order; their losses are not known yet
+        self._batches: list[Generator[Batch, None, None]] = []  # of each task
 
-    def steps(self) -> "EagerSteps":
-        """Return the steps left in the epoch of the loader."""
-        return EagerSteps(self, self._learner, self._training.accumulate)
+    @contextmanager
+    def steps(self) -> Iterator[Self]:
+        """Begin the loader's epoch, or go on with it; yield this object, which takes the steps left in it."""
+        loader = self.learner.loader
+        self._open.clear()
+        sides = (_endless(side.loader) for side in self.learner.also.values())
+        self._batches = [cast(Generator[Batch, None, None], iter(loader)), *sides]
+        self._epoch, self._step = loader.epoch, int(loader.state_dict()["step"])
+        yield self
+        self.close()  # after an error, at the end of the stepper's own `with` block
 
-    def take(self, batches: StepBatches, expected: int, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        """Take the next step with `batches`. `expected` is an estimate of the step's number of seeds over all ranks.
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step is left in the epoch."""
+        return self.learner.loader.epoch != self._epoch
 
-        The gradients are rescaled when the true number is known. All ranks learn whether some rank was asked to stop
-        (`requests`), and whether rank 0 wants a checkpoint (`is_due`).
+    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
+        """Take the next step; return the reports of those steps whose losses are known by now.
+
+        Gradients are rescaled when the true number of rows is known. All ranks learn whether some rank was asked to
+        stop (`requests`), and whether rank 0 wants a checkpoint (`is_due`).
         """
-        timer, progress, averaging_before = StepTimer(), self._learner.progress, self._averaging_seconds()
-        is_alone = self._context.world_size == 1  # then backward waits for no rank, and the loss is read after it
-        loss_sums, rows, seeds, last = list[HostCopy](), 0, 0, False
-        self.reseed()
-        self._learner.optimizer.zero_grad(set_to_none=True)
-        for embedding in self._learned:
-            embedding.zero_grad()
-        while not last:
-            timer.end("rest")
-            of_tasks, num_seeds, last = next(batches)
-            timer.end("wait")
-            seeds += num_seeds
-            no_sync = None if last else getattr(self._learner.model, "no_sync", None)  # of DDP
-            with nullcontext() if no_sync is None else no_sync():
-                losses, num_rows = self._losses(of_tasks)
-                loss_sums.append(HostCopy(losses.detach().double().sum()))
-                rows += num_rows
-                timer.end("forward")
-                if last and not is_alone:
-                    totals = self._agree(loss_sums, rows, requests, is_due=is_due)
-                    timer.end("ranks")
-                loss = losses.sum() * (self._context.world_size / expected)
-                number = f"epoch {progress.epoch + 1} step {progress.steps + 1}"
-                with self._context.guard(f"averaging the gradients of {number}"):
-                    (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-                timer.end("backward")
-        if is_alone:
-            totals = self._agree(loss_sums, rows, requests, is_due=is_due)
-        loss_sum_of_all, rows_of_all, num_asked, num_due = totals
-        learning_rate = self._learner.learning_rate
+        timer, progress, averaging_before = StepTimer(), self.learner.progress, self._averaging_seconds()
+        self._reseed()
+        with self._learning(timer) as step:
+            self._open.append(step)
+            known = self._open.popleft() if len(self._open) > self.delay else None
+            asked, due = requests.stop_requested, is_due and self._context.is_main
+            loss_sum, step.rows_of_all, num_asked, num_due = self._agree(known, step.rows, asked=asked, due=due)
+            timer.end("ranks" if self._context.world_size > 1 else "rest")
+        learning_rate = self.learner.learning_rate
         timer.end("rest")
-        if self._update(expected / rows_of_all):
-            self.schedule()
+        is_by_step = self.learner.scheduler is not None and self.learner.plateau is None
+        if self._update(step.divisor / step.rows_of_all) and is_by_step:
+            self.learner.scheduler.step()  # type: ignore[union-attr]
         timer.end("optimizer")
         progress.steps += 1
-        self.count(loss_sum_of_all, int(rows_of_all))
         on_cpu = self._context.device.type == "cpu"  # else the host's clock measures waiting only
-        report = StepReport(
+        step.report = StepReport(
             progress.epoch,
             progress.steps,
-            loss_sum_of_all / rows_of_all,
-            seeds,
-            rows,
+            math.nan,
+            step.seeds,
+            step.rows,
             learning_rate,
             time.perf_counter() - timer.began,
             timer.seconds["wait"],
             timer.parts(self._averaging_seconds() - averaging_before) if on_cpu else {},
         )
-        return StepResult([report], num_asked > 0, num_due > 0)
+        reports = [] if known is None else [self._complete(known, loss_sum)]
+        return StepResult(reports, num_asked > 0, num_due > 0)
+
+    def rest(self) -> list[StepReport]:
+        """Wait for all losses that are still missing; return the reports of these steps."""
+        steps = [self._open.popleft() for _ in range(len(self._open))]
+        return [self._complete(step, self._agree(step)[0]) for step in steps]
+
+    @contextmanager
+    def _learning(self, timer: "StepTimer") -> Iterator[BegunStep]:
+        """Compute the gradients of the next step, over all ranks. Yield the step where the ranks agree on it.
+
+        This is before the backward pass if there are several, which would wait for a rank that has failed.
+        """
+        loader, accumulate, is_alone = self.learner.loader, self._training.accumulate, self._context.world_size == 1
+        number = self.learner.progress.steps + 1
+        step = BegunStep(number, loader.num_seeds(self._step) * accumulate)  # the same divisor on all ranks
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        for embedding in self._learned:
+            embedding.zero_grad()
+        for left in reversed(range(accumulate)):
+            timer.end("rest")
+            of_tasks = list(map(next, self._batches))
+            timer.end("wait")
+            step.seeds += loader.num_seeds(self._step)
+            self._step += 1
+            is_last = left == 0 or self.is_empty
+            no_sync = None if is_last else getattr(self.learner.model, "no_sync", None)  # of DDP
+            with nullcontext() if no_sync is None else no_sync():
+                losses, num_rows = self._losses(of_tasks)
+                step.add(losses.detach().double().sum(), num_rows)
+                timer.end("forward")
+                if is_last and not is_alone:
+                    yield step
+                loss = losses.sum() * (self._context.world_size / step.divisor)
+                place = f"epoch {self.learner.progress.epoch + 1} step {number}"
+                with self._context.guard(f"averaging the gradients of {place}"):
+                    (loss if self._scaler is None else self._scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+                timer.end("backward")
+            if is_last:
+                break
+        if is_alone:
+            yield step
 
     def _averaging_seconds(self) -> float:
         return 0.0 if self._detector is None else self._detector.averaging_seconds
 
-    def reseed(self) -> None:
+    def _reseed(self) -> None:
         """Seed torch's generators, which dropout draws from, by the step number and the rank."""
-        progress, device = self._learner.progress, self._context.device
+        progress, device = self.learner.progress, self._context.device
         seed = keys.mix(keys.batch_key(self._training.seed, progress.epoch, progress.steps), self._context.rank)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 150 us, for devices that are not there
         if device.type == "cuda":
@@ -387,39 +426,54 @@ class Stepper:
 
         Those of side tasks are scaled so that all, divided by the first task's rows, are the weighted sum of means.
         """
-        tasks = self._learner.task, *(side.task for side in self._learner.also.values())
+        tasks = self.learner.task, *(side.task for side in self.learner.also.values())
         first, *others = map(self._losses_of, tasks, batches)
         if not others:
             return first, first.numel()
         num_rows, *counts = self._context.sum(torch.tensor([first.numel(), *(own.numel() for own in others)])).tolist()
-        of_sides = zip(self._learner.also.values(), others, counts, strict=True)
+        of_sides = zip(self.learner.also.values(), others, counts, strict=True)
         scaled = [own * (side.weight * num_rows / count) for side, own, count in of_sides]
         return torch.cat([first, *scaled]), first.numel()
 
-    def _losses_of(self, task: Task, batch: Batch) -> Tensor:
+    def _losses_of(self, task: Task, batch: Batch, **options: Any) -> Tensor:
+        """Return the loss of every row of a batch. `options` are those of torch.autocast."""
         device = self._context.device
         batch = batch if device.type == "cpu" else batch.to(device, non_blocking=True)
-        with mixed(self._training.precision, device):
+        with mixed(self._training.precision, device, **options):
             if isinstance(task, LinkPrediction):
                 return task.batch_losses(self._model, batch)
             return task.losses(task.outputs(self._model, batch), task.targets(batch))
 
-    def _agree(self, loss_sums: Sequence[HostCopy], rows: int, requests: StopRequests, *, is_due: bool) -> list[float]:
-        """Return, over all ranks: [sum of losses, rows, ranks asked to stop, 1 or 0: does rank 0 want a checkpoint].
+    def _agree(self, known: BegunStep | None, rows: int = 0, *, asked: bool = False, due: bool = False) -> list[float]:
+        """Return, summed over all ranks: the losses of the step `known`, `rows`, `asked` and `due`.
 
         All ranks raise if the loss of one of them is not finite.
         """
-        with self.in_time(self._learner.progress.steps + 1):
-            timeout = self._context.timeout
-            loss_sum = sum(float(value.wait(timeout, "computed the loss")) for value in loss_sums)
-        finite, is_due = math.isfinite(loss_sum), is_due and self._context.is_main
-        mine = [loss_sum if finite else 0.0, rows, requests.stop_requested, is_due, not finite]
+        loss_sum = 0.0
+        if known is not None:
+            with self.in_time(known.number):
+                timeout = self._context.timeout
+                loss_sum = sum(float(value.wait(timeout, "computed the loss")) for value in known.loss_sums)
+        finite = math.isfinite(loss_sum)
+        mine = [loss_sum if finite else 0.0, rows, asked, due, not finite]
         *totals, num_broken = self._context.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         if num_broken:
+            assert known is not None
             sums = [float(each) for each in self._context.gather(torch.tensor([loss_sum], dtype=torch.float64))]
             rank = next(rank for rank, each in enumerate(sums) if not math.isfinite(each))
-            self.refuse(sums[rank], self._learner.progress.steps + 1, rank)
+            raise TrainError(
+                f"the loss is {sums[rank]} at epoch {self.learner.progress.epoch + 1} step {known.number} on rank "
+                f"{rank}; lower the learning rate ({self.learner.learning_rate:g}), clip gradients (clip_norm=1.0), or "
+                f"look at that batch; {self._last_good()}"
+            )
         return totals
+
+    def _complete(self, step: BegunStep, loss_sum: float) -> StepReport:
+        """Add a step's sum of losses over all ranks to those of the epoch; return the step's report."""
+        assert step.report is not None
+        self.learner.progress.loss_sum += loss_sum
+        self.learner.progress.rows += int(step.rows_of_all)
+        return replace(step.report, loss=loss_sum / step.rows_of_all)
 
     @contextmanager
     def in_time(self, step: int) -> Iterator[None]:
@@ -428,27 +482,19 @@ class Stepper:
             yield
         except TimeoutError as error:
             seconds, is_alone = self._context.timeout, self._context.world_size == 1
-            place = f"epoch {self._learner.progress.epoch + 1} step {step}"
+            place = f"epoch {self.learner.progress.epoch + 1} step {step}"
             others = "" if is_alone else "look at what the other ranks say, it may wait for one of them; "
             raise TrainError(
                 f"{place}: the device has not {error} within {seconds:g} s; "
                 f"{others}{BUSY}, or give hoploom.init a timeout above {seconds:g} seconds; {self._last_good()}"
             ) from error
 
-    def refuse(self, loss_sum: float, step: int, rank: int = 0) -> NoReturn:
-        """Raise TrainError for a loss that is not finite."""
-        raise TrainError(
-            f"the loss is {loss_sum} at epoch {self._learner.progress.epoch + 1} step {step} on rank {rank}; "
-            f"lower the learning rate ({self._learner.learning_rate:g}), clip gradients (clip_norm=1.0), or look at "
-            f"that batch; {self._last_good()}"
-        )
-
     def _last_good(self) -> str:
         return last_good(None if self._checkpoint is None else self._checkpoint.path("last"))
 
     def _update(self, weight: float) -> bool:
         """Scale the gradients to the mean over all rows, clip and apply them; return False if they overflowed."""
-        optimizer, clip_norm = self._learner.optimizer, self._training.clip_norm
+        optimizer, clip_norm = self.learner.optimizer, self._training.clip_norm
         if weight != 1.0:
             torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], weight)
         if clip_norm is not None:
@@ -463,56 +509,16 @@ class Stepper:
         if self._scaler is None:
             optimizer.step()
             return True
-        with self.in_time(self._learner.progress.steps + 1):  # the scaler's own reads of the device have no deadline
+        with self.in_time(self.learner.progress.steps + 1):  # the scaler's own reads of the device have no deadline
             HostCopy(torch.empty(0, device=self._context.device)).wait(self._context.timeout, "computed the gradients")
         scale = self._scaler.get_scale()
         self._scaler.step(optimizer)
         self._scaler.update()
         return self._scaler.get_scale() >= scale  # it falls if the gradients overflowed
 
-    def schedule(self) -> None:
-        """Advance the scheduler by one step, unless it takes a metric after each epoch instead."""
-        learner = self._learner
-        if learner.scheduler is not None and learner.plateau is None:
-            learner.scheduler.step()
-
-    def count(self, loss_sum: float, rows: int) -> None:
-        """Add a step's sum of losses and number of rows to those of the epoch."""
-        self._learner.progress.loss_sum += loss_sum
-        self._learner.progress.rows += rows
-
-
-class EagerSteps(Closing):
-    """The steps left in the loader's epoch, taken without CUDA graphs and with batches that are not padded."""
-
-    def __init__(self, stepper: Stepper, learner: Learner, accumulate: int) -> None:
-        self._stepper, self._loader, self._accumulate = stepper, learner.loader, accumulate
-        loader = self._loader
-        self._batches = cast(Generator[Batch, None, None], iter(loader))
-        self._of_sides = [_endless(side.loader) for side in learner.also.values()]
-        self._epoch, self._step = loader.epoch, int(loader.state_dict()["step"])
-
-    @property
-    def is_empty(self) -> bool:
-        return self._loader.epoch != self._epoch
-
-    def take(self, requests: StopRequests, *, is_due: bool = False) -> StepResult:
-        expected = self._loader.num_seeds(self._step) * self._accumulate  # the same number on all ranks
-
-        def batches() -> StepBatches:
-            for count in range(1, self._accumulate + 1):
-                of_tasks = [next(self._batches), *map(next, self._of_sides)]
-                num_seeds = self._loader.num_seeds(self._step)
-                self._step += 1
-                yield of_tasks, num_seeds, count == self._accumulate or self.is_empty
-
-        return self._stepper.take(batches(), expected, requests, is_due=is_due)
-
-    def rest(self) -> list[StepReport]:
-        return []  # every loss is known once its step is taken
-
     def close(self) -> None:
-        for batches in (self._batches, *self._of_sides):
+        """End the loops over the loaders."""
+        for batches in self._batches:
             batches.close()
 
 
@@ -521,6 +527,9 @@ def _endless(loader: Loader) -> Generator[Batch, None, None]:
     loader.load_state_dict(loader.state_dict())  # the loop before may have been left within an epoch
     while True:
         yield from loader
+
+
+MakeStepper: TypeAlias = Callable[[Learner, Training, Context, Checkpoint | None], Stepper]
 
 
 def check_closure(optimizer: Optimizer) -> None:

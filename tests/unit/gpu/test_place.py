@@ -96,17 +96,6 @@ def test_types_without_nodes_or_edges_are_placed() -> None:
             place_workers.assert_all_rows(placed)
 
 
-def test_sizes_on_the_device_say_how_many_ids_count(ring_store: Store) -> None:
-    with hoploom.place(ring_store, features=ON_DEVICE) as store:
-        device = placed_of(store).device
-        ids, out = torch.tensor([3, 4, 99], device=device), torch.full((3, 4), 7.0, device=device)
-        faults = torch.zeros(1, dtype=torch.int64, device=device)
-        size = torch.tensor(2, device=device)
-        (rows,) = placed_of(store).gather([Wanted("node", "x", ids)], [size], outs=[out], faults=faults)
-        assert rows is out
-        assert (rows[:, 0].tolist(), faults.item()) == ([3, 4, 7], 0)
-
-
 @pytest.mark.parametrize("wrong", [12, -1])
 def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Store, wrong: int) -> None:
     ids = torch.tensor([0, wrong, 99])
@@ -119,9 +108,6 @@ def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Stor
         wanted = [Wanted("node", "y", torch.tensor([3], device=device)), Wanted("node", "x", ids.to(device))]
         with pytest.raises(IndexError, match=re.escape(f"id {wrong} is out of range [0, 12) of 'x'")):
             placed_of(store).gather(wanted)
-        with pytest.raises(IndexError, match="id 99 is out of range"):
-            placed_of(store).gather([Wanted("node", "x", ids[2:].to(device))], [torch.tensor(1, device=device)])
-        placed_of(store).gather(wanted, [None, torch.tensor(1, device=device)])  # the others do not count
 
 
 def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:

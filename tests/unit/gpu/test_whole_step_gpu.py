@@ -85,7 +85,7 @@ def test_an_overflow_between_replays_changes_nothing(device: torch.device, monke
     from hoploom.gpu.whole_steps import FixedBatch
 
     real = FixedBatch.fits
-    monkeypatch.setattr(FixedBatch, "fits", lambda slot: real(slot) and next(fits))
+    monkeypatch.setattr(FixedBatch, "fits", lambda slot, timeout: real(slot, timeout) and next(fits))
     losses, step = taken(whole, device, EPOCHS)
     assert losses == pytest.approx(expected, rel=1e-5, abs=1e-5)
     assert step.counts.overflowed == EPOCHS * FULL // 3

@@ -12,12 +12,14 @@ import torch
 from support.device_loaders import placed
 from support.graphs import ring
 from support.waiting import FROM_NUMBERS, NoWaiting
-from support.whole_steps import BATCH, homogeneous_learner, library_learner, taken
+from support.whole_steps import BATCH, NUM_CLASSES, homogeneous_learner, library_learner, link_learner, taken
 from torch.utils._python_dispatch import _disable_current_modes
+from torch_geometric.nn import GraphSAGE, LayerNorm, PairNorm
+from torch_geometric.sampler import NegativeSampling
 from triton.runtime.interpreter import GridExecutor
 
 import hoploom
-from hoploom import LinkNeighborLoader, NeighborLoader
+from hoploom import NeighborLoader
 from hoploom.gpu.batch_memory import Pool
 from hoploom.gpu.capacity import Capacity, HopPlan, fixed_capacity, plan_hops
 from hoploom.gpu.cuda_graph import (
@@ -33,8 +35,11 @@ from hoploom.gpu.loading import DeviceSampling
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.load.loader import Loader
 from hoploom.ranks.context import init
+from hoploom.store import Wanted
+from hoploom.store.base import NO_IDS
 from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.step import Learner, Training
+from hoploom.train.tasks import NodeTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -55,19 +60,33 @@ def unwaiting(monkeypatch: pytest.MonkeyPatch, by_kernels: Callable[[], None]) -
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a recording itself refuses to wait")
-@pytest.mark.parametrize("kind", ["sage", "gcn", "rgat"])
-def test_nothing_of_a_step_waits_for_the_device(kind: str, unwaiting: Callable[[], NoWaiting]) -> None:
-    learner = library_learner(CPU, kind) if kind == "rgat" else homogeneous_learner(CPU, kind)
+@pytest.mark.parametrize("kind", ["sage", "gcn", "rgat", "binary links", "joint links", "of PyG"])
+def test_nothing_of_a_step_waits_for_the_device(
+    kind: str, unwaiting: Callable[[], NoWaiting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "rgat":
+        learner = library_learner(CPU, kind)
+    elif kind == "binary links":
+        learner = link_learner(CPU, task=LinkPrediction(), neg_sampling="binary", exclude="both")
+    elif kind == "joint links":
+        task, negatives = LinkPrediction(loss="bpr", metrics=["mrr"]), NegativeSampling("triplet", 6)
+        learner = link_learner(CPU, task=task, neg_sampling=negatives, candidates="joint")
+    else:
+        learner = homogeneous_learner(CPU, "sage" if kind == "of PyG" else kind)
+    if kind == "of PyG":
+        learner.model = GraphSAGE(8, 8, 2, NUM_CLASSES)
     learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.1)
     whole = WholeStep(learner, Training(1, clip_norm=1.0), init(device="cpu"))
     place, slot = learner.loader.rehearsal().step, whole._slots[0]
+    slot.fill(place(0))
+    assert slot.fits(60)
+    monkeypatch.setattr(NodeTask, "read", lambda task, labels, nodes: task.judge(labels)[0])  # as on a GPU
+    monkeypatch.setattr(LinkPrediction, "check", lambda *arguments: None)
     with unwaiting():  # type: ignore[no-untyped-call]
         slot._make()
-    slot.fill(*place(0)[::2])
-    assert slot.fits()
-    with unwaiting():  # type: ignore[no-untyped-call]
-        whole.learn_from(slot)
-    assert slot.read_loss() > 0
+        slot._learn()
+        whole._apply()
+    assert float(slot.loss) > 0
 
 
 @pytest.mark.parametrize(
@@ -90,27 +109,34 @@ def addresses(whole: WholeStep) -> list[int]:
     found = []
     for slot in whole._slots:
         layers = [tensor for layer in slot.on.layers for edges in layer for tensor in (edges.edge_index, edges.indptr)]
-        own = (slot._staged, slot._sent, slot._sizes, slot.targets, slot.loss, slot._loss, slot.on.totals)
-        found += [tensor.data_ptr() for tensor in (*own, *slot.on.nodes, *slot.rows.values(), *layers)]
+        own = (slot._given, slot.loss, slot.on.totals, slot.batch.x, slot.batch.y, slot.batch.n_id)
+        found += [tensor.data_ptr() for tensor in (*own, *slot.on.nodes, *layers)]
     return sorted(found)
 
 
 def test_a_replay_fills_the_same_memory(device: torch.device) -> None:
     whole = WholeStep(homogeneous_learner(device), Training(2), init(device=device))
-    place, before = whole.learner.loader.rehearsal().step, addresses(whole)
-    for step in (0, 1, 2, 0, 1):
-        slot = whole.fill_next(*place(step)[::2])
-        assert slot is not None
-        assert slot.fits()
-        whole.learn(slot)
-    assert addresses(whole) == before
+    place, seen = whole.learner.loader.rehearsal().step, []
+    for step in (0, 1, 2, 0, 1, 2):
+        slot = whole._slots[step % 2]
+        slot.fill(place(step))
+        assert slot.fits(60)
+        whole._learn(slot)
+        seen += [addresses(whole)] if step else []
+    assert all(found == seen[0] for found in seen)
 
 
-def test_rows_that_no_batch_reaches_are_finite(device: torch.device) -> None:
-    whole = WholeStep(homogeneous_learner(device), Training(1), init(device=device))
-    for slot in whole._slots:
-        assert all(rows.isfinite().all() for rows in slot.rows.values())
-        assert all((nodes == 0).all() for nodes in slot.on.nodes)
+def test_rows_that_no_batch_reaches_are_those_of_the_first_node(device: torch.device) -> None:
+    learner = homogeneous_learner(device)
+    whole = WholeStep(learner, Training(1, margin=1.0), init(device=device))
+    slot = whole._slots[0]
+    slot.fill(learner.loader.rehearsal().step(0))
+    count = int(slot.on.total(whole.plan.nodes[0][-1]))
+    assert count < len(slot.batch.x)
+    assert (
+        slot.batch.x[count:]
+        == learner.loader.store.features.gather([Wanted("node", "x", NO_IDS.new_zeros(1))])[0].to(device)
+    ).all()
 
 
 def test_a_recording_is_made_after_some_calls(device: torch.device) -> None:
@@ -314,17 +340,20 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
     [
         ({"precision": "fp16"}, "asks the host at every step"),
         ({"accumulate": 2}, "accumulate=2"),
-        ({"task": LinkPrediction()}, "are for one task on nodes"),
-        ({"model": torch.nn.Linear(2, 2)}, "models of hoploom.nn"),
+        (
+            {"model": torch.nn.Linear(2, 2), "loader": {"mode": "blocks"}},
+            "take blocks for the models of hoploom.nn only",
+        ),
+        ({"model": torch.nn.BatchNorm1d(2)}, "have no .'BatchNorm1d'., which reads unused rows"),
+        ({"model": PairNorm()}, "have no .'PairNorm'., which reads unused rows"),
+        ({"model": LayerNorm(2)}, "have no .'LayerNorm'., which reads unused rows"),
         ({"loader": {"disjoint": True}}, "disjoint or temporal"),
         ({"loader": {"subgraph_type": "induced"}}, "subgraph_type='induced'"),
         ({"loader": {"transform": lambda batch: batch}}, "do not go with transform"),
         ({"loader": {"aggregate": "mean"}}, "do not go with aggregate"),
         ({"loader": {"batch_size": 50}}, "need a step of batch_size=50"),
-        ({"loader": {"rank": 0, "world_size": 2}}, "one process, this is one of 2"),
-        ({"loader": None}, "are for a NeighborLoader"),
         ({"on_host": True}, r"need a graph that lies on cpu; give the loader hoploom.place\("),
-        ({"features": None}, "x of .'node'. is not placed"),
+        ({"features": None}, "and ..x of 'node'.. is not placed"),
         ({"rows": None}, "do not update learned rows, here of .'node'.; use features"),
     ],
 )
@@ -342,8 +371,7 @@ def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[st
         store = hoploom.Embedding(learner.loader.store, dim=8, join="add").store
         learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
     if "loader" in change:
-        given, store = change["loader"], learner.loader.store
-        learner.loader = LinkNeighborLoader(store, [3, 2]) if given is None else with_loader(learner, **given)
+        learner.loader = with_loader(learner, **change["loader"])
     with pytest.raises(hoploom.ConfigError, match=rf"{said}.*leave whole steps off"):
         WholeStep(learner, Training(1, **options), init(device="cpu"))
 

@@ -86,15 +86,18 @@ class DeviceNodeMap:
         self._slots.begin(capacity, num_slots)
 
     def add_seeds(self, nodes: Tensor, trees: Tensor | None, size: Tensor, faults: Tensor) -> None:
-        """Add the seeds, repeated ones included, and write their number to `size`. Look-ups find first occurrences."""
+        """Add the seeds, repeated ones included, and write their number to `size`. Look-ups find first occurrences.
+
+        An array that is longer than the number of seeds ends in -1.
+        """
         num_seeds = nodes.numel()
-        size.fill_(num_seeds)
+        size.copy_((nodes >= 0).sum())
         if num_seeds == 0:
             return
         found = self._scratch(num_seeds)
         slots = self._begun()
         self._claim(found, nodes, (self._zero, size, self._zero, faults), (None, trees, None, None))
-        arguments = found, nodes, trees, self.nodes, self.trees, slots.homes, slots.used
+        arguments = found, nodes, trees, self.nodes, self.trees, slots.homes, slots.used, size
         sizes = num_seeds, self.nodes.numel(), slots.homes.numel()
         launch(place_seeds, blocks_of(num_seeds, BLOCK), *arguments, *sizes, device=self.device, BLOCK=BLOCK)
         slots.is_torn = False
@@ -295,11 +298,12 @@ def assign(
 
 @kernel
 def place_seeds(
-    found, seeds, trees, nodes, node_trees, homes, used, num_seeds, capacity, num_noted, BLOCK: tl.constexpr
+    found, seeds, trees, nodes, node_trees, homes, used, size, most, capacity, num_noted, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Write the seeds as the batch's first nodes, seed i at index i, and record their slots in `homes`."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = place < num_seeds
+    num_seeds = tl.load(size)
+    live = (place < most) & (place < num_seeds)
     fits = live & (place < capacity)
     tl.store(nodes + place, tl.load(seeds + place, mask=fits, other=0), mask=fits)
     if node_trees is not None:

@@ -120,7 +120,7 @@ def _check_numbers(
 def loader_options(model: GNN, store: Store, task: Task, *, are_whole: bool) -> dict[str, Any]:
     """Return the options of a loader for the model: the fields that it and the task read, and what layer one takes.
 
-    With `are_whole`, the loader is for whole steps, which gather fields themselves and aggregate nothing beforehand.
+    With `are_whole`, the loader is for whole steps, which aggregate nothing beforehand.
     """
     floats = [DTYPES[t.fields["x"].dtype].is_floating_point for t in store.schema.node_types if "x" in t.fields]
     reduce = model.first_reduce if all(floats) and not are_whole and not store.learned else None
@@ -128,4 +128,4 @@ def loader_options(model: GNN, store: Store, task: Task, *, are_whole: bool) -> 
     if isinstance(task, NodeTask):
         name = task.node_type or store.schema.node_types[0].name
         fields[name] = [*fields.get(name, ()), *task.labels]
-    return {"aggregate": reduce, "degrees": model.needs_degrees, "fields": None if are_whole else fields}
+    return {"aggregate": reduce, "degrees": model.needs_degrees, "fields": fields}

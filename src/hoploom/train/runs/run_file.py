@@ -284,7 +284,7 @@ class TrainSection:
     checkpoint_every: int | None = key(
         None, "steps between two checkpoints, in addition to checkpoint_minutes", rules.whole(1), example=1000
     )
-    whole_steps: bool = key(False, "run each step as CUDA graphs; needs one process and [placement]", rules.FLAG)
+    whole_steps: bool = key(False, "run each step as CUDA graphs; needs [placement]", rules.FLAG)
     margin: float = key(0.1, "extra buffer space for whole_steps, as a share of the largest batch", rules.number())
 
 
@@ -547,13 +547,11 @@ def check_run(run_file: RunFile, world_size: int, *, resume: bool) -> None:
         raise run_file.problem("output.loggers", f"{error}, or leave it out of output.loggers") from error
     placement, model = run_file.placement, run_file.model
     reasons = {
-        f"are for one process, this is one of {world_size}": world_size > 1,
         "need a graph on the device; set placement.topology and placement.features": None
         in (placement.topology, placement.features),
-        "are for the built-in models": model.factory is not None,
-        "are for one task on nodes": run_file.task.kind == LINKS or bool(run_file.task.more),
         f"have no {model.norm} norm; take model.norm = true": model.norm in ("batch", "graph"),
         "read no fields of edges; leave model.edges and model.weights out": bool(model.edges or model.weights),
+        "learn links alone; leave task.more out": run_file.task.kind == LINKS and bool(run_file.task.more),
         "do not go with loader.temporal": run_file.loader.temporal is not None,
         'do not go with train.precision = "fp16"; take "bf16"': run_file.train.precision == "fp16",
         "do not go with train.accumulate; take a larger loader.batch_size": run_file.train.accumulate > 1,
