@@ -33,12 +33,12 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 814,
-    "ops": 4326,
+    "ops": 4817,
     "store": 4245,
     "sample": 1533,
     "ranks": 1995,
     "load": 3327,
-    "nn": 3398,
+    "nn": 3143,
     "serve": 4270,
     "train": 5337,
     "gpu": 2778,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1789,
 }
-BUDGET, MOST_FILES = 49_702, 230
+BUDGET, MOST_FILES = 49_938, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

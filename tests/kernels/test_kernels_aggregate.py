@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hoploom import ops
 from hoploom.ops import InEdges
-from hoploom.ops.edges import add_ends
 from hoploom.ops.kernels import aggregate as kernels
 from hoploom.ops.kernels import messages
+from hoploom.ops.reductions import add_ends
 
 CASES = [("sum", 0), ("sum", 2), ("mean", 0), ("mean", 1), ("max", 0), ("max", 2), ("softmax", 2)]
 

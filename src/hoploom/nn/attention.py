@@ -12,18 +12,13 @@ from torch import Tensor, nn
 
 from hoploom import ops
 from hoploom.errors import ConfigError
-from hoploom.nn.compiled import looped_like, occupied, operator, rows_like, scores_like, with_occupied, with_used
-from hoploom.nn.layers import Conv, Ends, Linear, aggregate, check_counts, ends_of, plus_bias, refuse_weights
+from hoploom.nn.layers import Conv, Ends, Linear, check_counts, ends_of, plus_bias, refuse_weights
 from hoploom.ops import InEdges
-from hoploom.ops.edges import add_ends as _add_ends
+from hoploom.ops.compiled import looped_like, occupied, operator, with_occupied, with_used
+from hoploom.ops.reductions import add_ends
 
 FillValue = float | Literal["mean"]
 SUM_COST = 16  # to sum up a source's row of any width takes as long as to project it to so many columns
-
-add_ends = operator(lambda of_sources, _, edges: of_sources.new_empty(edges.num_edges, of_sources.shape[1]))(_add_ends)
-softmax = operator(lambda scores, _: torch.empty_like(scores))(ops.softmax)
-pair_scores = operator(lambda left, _, edges, att, *others: scores_like(left, edges, att.shape[0]))(ops.pair_scores)
-sum_per_head = operator(lambda x, edges, weights: rows_like(x.repeat(1, weights.shape[1]), edges))(ops.sum_per_head)
 
 
 class _Attention(Conv):
@@ -62,12 +57,12 @@ class _Attention(Conv):
     def _attended(self, rows: Tensor, edges: InEdges, scores: Tensor) -> Tensor:
         """Return the sums of the sources' rows by the softmax of scores."""
         if self.dropout and self.training:
-            return aggregate(rows, edges, "sum", self._weights(scores, edges))
-        return aggregate(rows, edges, "softmax", scores)
+            return ops.aggregate(rows, edges, "sum", self._weights(scores, edges))
+        return ops.aggregate(rows, edges, "softmax", scores)
 
     def _weights(self, scores: Tensor, edges: InEdges) -> Tensor:
         """Return the weights of the sources: the softmax of scores, with dropout: [num_edges, heads]."""
-        return F.dropout(softmax(scores, edges), self.dropout, self.training)
+        return F.dropout(ops.softmax(scores, edges), self.dropout, self.training)
 
     def _finished(self, out: Tensor, x_dst: Tensor, places: Tensor | None = None) -> Tensor:
         """Return the output rows from the sums [num_destinations, heads * width], or of the destinations `places`."""
@@ -157,7 +152,7 @@ class GATConv(_Attention):
         edges, x = with_used(edges, x)
         weight = self.lin_src.weight if self.is_bipartite else self.lin.weight
         scores = self._scores(ops.linear(x, self._scorer(weight, self.att_src)), edges, features, own)
-        sums = sum_per_head(x, edges, self._weights(scores, edges)).view(-1, self.heads, x.shape[1])
+        sums = ops.sum_per_head(x, edges, self._weights(scores, edges)).view(-1, self.heads, x.shape[1])
         of_heads = weight.view(self.heads, self.width, -1)
         out = torch.cat([ops.linear(*both) for both in zip(sums.unbind(1), of_heads, strict=True)], dim=1)
         return self._finished(out, x_dst, places)
@@ -225,5 +220,5 @@ class GATv2Conv(_Attention):
         edges, features = self._entered(edges, z.dtype)
         edges, own, places = with_occupied(edges, x_dst)
         term = None if features is None else ops.EdgeTerm(features, self.lin_edge.weight)
-        scores = pair_scores(z, self.lin_r(own), edges, self.att[0], self.negative_slope, term)
+        scores = ops.pair_scores(z, self.lin_r(own), edges, self.att[0], self.negative_slope, term)
         return self._finished(self._attended(z, edges, scores), x_dst, places)

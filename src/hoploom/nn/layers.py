@@ -20,8 +20,8 @@ from hoploom import ops
 from hoploom.batch import EDGE_WEIGHT, Block
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError, DataError
-from hoploom.nn.compiled import group, looped_like, operator, rows_like
 from hoploom.ops import InEdges
+from hoploom.ops.compiled import group, looped_like, operator, rows_like
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName
 
 Ends = tuple[int, int]  # channels of sources and destinations
@@ -174,10 +174,6 @@ def eager(function: Function) -> Function:
     """Exclude a function from torch.compile, which makes two graphs of the code around it."""
     excluded: Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return excluded
-
-
-aggregate = operator(rows_like)(ops.aggregate)
-aggregate_messages = operator(rows_like)(ops.aggregate_messages)
 
 
 @operator(rows_like)
@@ -375,7 +371,9 @@ class SAGEConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         assert self.reduce is not None
-        out: Tensor = self.lin_l(aggregate(z, edges, self.reduce, edges.weights) if aggregated is None else aggregated)
+        out: Tensor = self.lin_l(
+            ops.aggregate(z, edges, self.reduce, edges.weights) if aggregated is None else aggregated
+        )
         if self.lin_edge is not None:
             features = self.features_of(edges, z.dtype)
             out = _plus_linear(out, self.lin_edge, aggregate_features(features, edges, self.reduce))
@@ -410,7 +408,7 @@ class GCNConv(Conv):
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
         looped, weights = _normalised(edges, self.add_self_loops)
-        return plus_bias(aggregate(z, looped, "sum", weights), self.bias)
+        return plus_bias(ops.aggregate(z, looped, "sum", weights), self.bias)
 
 
 def _normalised_like(edges: InEdges, adds_loops: bool) -> tuple[InEdges, Tensor]:
@@ -479,7 +477,7 @@ class GINConv(Conv):
             self.register_buffer("eps", torch.tensor([float(eps)]))
 
     def propagate(self, z: Tensor, edges: InEdges, x_dst: Tensor, aggregated: Tensor | None = None) -> Tensor:
-        total = aggregate(z, edges, "sum", edges.weights) if aggregated is None else aggregated
+        total = ops.aggregate(z, edges, "sum", edges.weights) if aggregated is None else aggregated
         return self.nn(torch.addcmul(total, x_dst, (1 + self.eps).to(x_dst.dtype)))  # type: ignore[no-any-return]
 
 
@@ -511,4 +509,4 @@ class GINEConv(GINConv):
         if self.lin is not None:  # the bias is the weight of a column of ones
             weight = torch.cat([self.lin.weight, self.lin.bias.unsqueeze(1)], dim=1)
             term = ops.EdgeTerm(F.pad(term.rows, (0, 1), value=1), weight)
-        return super().propagate(z, edges, x_dst, aggregate_messages(z, edges, "sum", term, "relu"))
+        return super().propagate(z, edges, x_dst, ops.aggregate_messages(z, edges, "sum", term, "relu"))

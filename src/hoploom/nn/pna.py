@@ -16,7 +16,7 @@ from torch_geometric.nn.resolver import activation_resolver
 from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
-from hoploom.nn.layers import Conv, Linear, aggregate, aggregate_messages, check_counts, refuse_weights
+from hoploom.nn.layers import Conv, Linear, check_counts, refuse_weights
 from hoploom.ops import InEdges
 
 Aggregator = Literal["sum", "mean", "min", "max", "std", "var"]
@@ -163,20 +163,20 @@ class PNAConv(Conv):
         if self._has("min", "max"):
             columns = z[:, num_negated * (not self._has("min")) : num_negated + width * self._has("max")]
             if self.edge_dim is None:
-                most = aggregate(columns, edges, "max")
+                most = ops.aggregate(columns, edges, "max")
             else:
                 both = torch.cat([-weight] * self._has("min") + [weight] * self._has("max"))
-                most = aggregate_messages(columns, edges, "max", ops.EdgeTerm(features, both))
+                most = ops.aggregate_messages(columns, edges, "max", ops.EdgeTerm(features, both))
             found = {"min": own - most[:, :width], "max": own + most[:, -width:]}
         if self._has("sum", "mean", "std", "var"):
             columns = z[:, num_negated:]
             if self.edge_dim is None:
-                means = aggregate(columns, edges, "mean")
+                means = ops.aggregate(columns, edges, "mean")
                 mean, mean_square = means[:, :width], means[:, width:]
             else:
                 term = ops.EdgeTerm(features, weight)
-                mean = aggregate_messages(columns, edges, "mean", term)
-                mean_square = aggregate_messages(columns, edges, "mean", term, "square")
+                mean = ops.aggregate_messages(columns, edges, "mean", term)
+                mean_square = ops.aggregate_messages(columns, edges, "mean", term, "square")
             found |= {"mean": own + mean, "sum": (own + mean) * degrees.unsqueeze(1)}
             if self._has("std", "var"):  # both are the same with `own` added
                 found["var"] = mean_square - mean * mean

@@ -19,13 +19,11 @@ from hoploom import ops
 from hoploom.config.values import as_int
 from hoploom.errors import ConfigError
 from hoploom.nn.attention import GATConv
-from hoploom.nn.compiled import group, occupied, occupied_by_any, operator, rows_like, scores_like
 from hoploom.nn.layers import (
     REDUCES,
     Conv,
     Ends,
     Linear,
-    aggregate,
     check_counts,
     ends_of,
     plus_bias,
@@ -33,17 +31,9 @@ from hoploom.nn.layers import (
     with_own,
 )
 from hoploom.ops import InEdges
+from hoploom.ops.compiled import group, occupied, occupied_by_any, operator
 from hoploom.ops.deadline import on_host
 from hoploom.schema import RelationName
-
-dot_ends = operator(lambda left, _, edges, heads: scores_like(left, edges, heads))(ops.dot_ends)
-
-
-def _attend_like(x: Tensor, edges: InEdges, scores: Tensor) -> tuple[Tensor, Tensor]:
-    return rows_like(x, edges), rows_like(scores, edges)
-
-
-attend = operator(_attend_like)(ops.attend)
 
 Rows = Mapping[str, Tensor]  # by node type: [num_nodes, channels]
 
@@ -236,7 +226,7 @@ class HGTConv(Conv):
         query = query if len(places) == len(query) else query.index_select(0, places)
         asked = torch.einsum("nhd,hed->nhe", query, self.k_rel.weight.view(heads)[:, number])
         asked = asked * (self.p_rel["__".join(key)] / self.width**0.5).unsqueeze(2)
-        out, totals = attend(values, edges, dot_ends(keys, asked.flatten(1), edges, self.heads))
+        out, totals = ops.attend(values, edges, ops.dot_ends(keys, asked.flatten(1), edges, self.heads))
         sums = out.view(-1, self.heads, self.width)
         rows = torch.einsum("nhe,hed->nhd", sums, self.v_rel.weight.view(heads)[:, number]).flatten(1)
         return _Attended(places, rows, totals)
@@ -276,7 +266,7 @@ def _joined(each: Sequence[_Attended], query: Tensor) -> Tensor:
     pairs = group(torch.stack([torch.arange(len(places), device=places.device), places]), len(places), len(query))
     # A destination without any edges has -inf only: the least finite number makes equal shares of zeros, not NaN.
     pairs = pairs.with_features(totals.clamp(min=torch.finfo(totals.dtype).min))
-    return aggregate(rows, pairs, "softmax", pairs.features)
+    return ops.aggregate(rows, pairs, "softmax", pairs.features)
 
 
 class RGCNConv(Conv):
@@ -353,13 +343,13 @@ def _sums_by_relation(z: Tensor, edges: InEdges, weight: Tensor, comp: Tensor | 
     """Return the sums of an RGCNConv's products: of the aggregate along edges of each type, and the type's matrix."""
     pairs = _pairs_of(edges, len(weight if comp is None else comp))
     if z.is_floating_point():
-        return _multiplied(aggregate(z, pairs.lists, reduce), pairs, weight, comp)
+        return _multiplied(ops.aggregate(z, pairs.lists, reduce), pairs, weight, comp)
     if weight.dim() == 4:
         raise ConfigError(f"num_blocks={weight.shape[1]} splits features, but x has integers; take num_bases")
     matrices = _matrices(weight, comp)
     rows = matrices.flatten(0, 1)  # a row for each relation and integer
-    rows = aggregate(rows, _shifted(pairs, z, matrices.shape[1], rows), reduce)
-    return aggregate(rows, pairs.ends, "sum")
+    rows = ops.aggregate(rows, _shifted(pairs, z, matrices.shape[1], rows), reduce)
+    return ops.aggregate(rows, pairs.ends, "sum")
 
 
 def _matrices(weight: Tensor, comp: Tensor | None) -> Tensor:
@@ -373,7 +363,7 @@ def _multiplied(rows: Tensor, pairs: "_Pairs", weight: Tensor, comp: Tensor | No
     with_bases = num_bases * pairs.ends.num_destinations  # number of products of a row and a matrix
     if comp is not None and with_bases < num_bases * comp.shape[0] + rows.shape[0]:
         shares = F.embedding(pairs.relations[pairs.ends.sources], comp).unbind(1)
-        sums = [aggregate(rows, pairs.ends, "sum", share) for share in shares]
+        sums = [ops.aggregate(rows, pairs.ends, "sum", share) for share in shares]
         return torch.cat(sums, dim=1) @ weight.flatten(0, 1).to(rows.dtype)
     parts, matrices = torch.split(rows, pairs.counts), _matrices(weight, comp).to(rows.dtype)
     if weight.dim() == 4:
@@ -381,7 +371,7 @@ def _multiplied(rows: Tensor, pairs: "_Pairs", weight: Tensor, comp: Tensor | No
         found = [torch.einsum("nbc,bcd->nbd", *both).flatten(1) for both in zip(blocks, matrices, strict=True)]
     else:
         found = [part @ matrix for part, matrix in zip(parts, matrices, strict=True)]
-    return aggregate(torch.cat(found), pairs.ends, "sum")
+    return ops.aggregate(torch.cat(found), pairs.ends, "sum")
 
 
 @dataclass(frozen=True)

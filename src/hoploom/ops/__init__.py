@@ -12,10 +12,7 @@ from hoploom.ops.disk import FileRows as FileRows
 from hoploom.ops.disk import Reads as Reads
 from hoploom.ops.disk import RowRequest as RowRequest
 from hoploom.ops.edges import InEdges as InEdges
-from hoploom.ops.edges import Reduce as Reduce
-from hoploom.ops.edges import aggregate as aggregate
 from hoploom.ops.edges import build_csc as build_csc
-from hoploom.ops.edges import softmax as softmax
 from hoploom.ops.messages import EdgeTerm as EdgeTerm
 from hoploom.ops.messages import aggregate_messages as aggregate_messages
 from hoploom.ops.messages import attend as attend
@@ -24,6 +21,9 @@ from hoploom.ops.messages import pair_scores as pair_scores
 from hoploom.ops.messages import sum_per_head as sum_per_head
 from hoploom.ops.products import has_fast_product as has_fast_product
 from hoploom.ops.products import linear as linear
+from hoploom.ops.reductions import Reduce as Reduce
+from hoploom.ops.reductions import aggregate as aggregate
+from hoploom.ops.reductions import softmax as softmax
 from hoploom.ops.rows import ELEMENTS as ELEMENTS
 from hoploom.ops.rows import Empty as Empty
 from hoploom.ops.rows import MappedFile as MappedFile

@@ -1,26 +1,18 @@
-"""Group one relation's in-edges by destination; differentiable sums, means, maxima and attention over these groups.
+"""Group one relation's in-edges by destination.
 
 Grouping takes one pass if edges are sorted by destination, like those of our loaders, else a counting sort. GPU edges
 are sorted again unless a loader has noted that they are sorted (`note_grouped`). The host never waits for values on a
 GPU: output shapes depend on input shapes only, so edge arrays may be longer than the number of edges.
-
-No tensor of messages is made: the core (CPU) or kernels (GPU) add up rows directly. Half-precision rows are summed in
-float32; kernels convert them after reading, and so does the core for sums of bfloat16. For its other reductions, they
-are converted in memory first. Results do not depend on the number of threads, nor on the order in which a device runs
-its programs. Second derivatives are not supported.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import ModuleType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hoploom import _core
@@ -28,8 +20,6 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.ops import rows
 from hoploom.ops.rows import tensor_of
 from hoploom.system import num_cores
-
-Reduce = Literal["sum", "mean", "max", "softmax"]
 
 INT32_MAX = 2**31 - 1
 EDGES_PER_THREAD = 1 << 15  # below this, starting a thread takes longer than sorting
@@ -348,178 +338,3 @@ def noted(edge_index: Tensor) -> Mapping[int, int] | None:
 
 def _state(tensor: Tensor) -> tuple[object, ...]:
     return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
-def aggregate(x: Tensor, edges: InEdges, reduce: Reduce = "sum", weights: Tensor | None = None) -> Tensor:
-    """Return, for each destination, the aggregate of its sources' rows: [num_destinations, ...]; zeros without edges.
-
-    `x` is [num_sources, heads * width] or [num_sources, heads, width]. `weights` [num_edges] or [num_edges, heads], in
-    the order of `edges`, multiply the rows. With "softmax" they are scores; a softmax per destination gives weights.
-    """
-    _check(x, edges, reduce, weights)
-    values = x.flatten(1)
-    if reduce == "max" or x.dtype not in _reductions(x).SUMMED:
-        values = _native(values)
-    if weights is not None:
-        weights = _weights(weights.unsqueeze(1) if weights.dim() == 1 else weights, edges, values.dtype, reduce)
-    if reduce == "max":
-        out = _apply(_Max, values, weights, edges)
-    else:
-        out = _apply(_Sum, values, weights, edges, reduce == "mean")
-    return out.to(x.dtype).view(edges.num_destinations, *x.shape[1:])
-
-
-def softmax(scores: Tensor, edges: InEdges) -> Tensor:
-    """Return the softmax of scores [num_edges, heads] over the in-edges of each destination: [num_edges, heads]."""
-    return _apply(_Softmax, _native(scores), edges).to(scores.dtype)
-
-
-def add_ends(of_sources: Tensor, of_destinations: Tensor | None, edges: InEdges) -> Tensor:
-    """Return, for every edge, its source's row plus its destination's row, if given: [num_edges, width]."""
-    return _apply(_Ends, of_sources, of_destinations, edges)
-
-
-def _apply(function: type[Function], *arguments: Any) -> Tensor:
-    return function.apply(*arguments)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def _check(x: Tensor, edges: InEdges, reduce: str, weights: Tensor | None) -> None:
-    if reduce not in get_args(Reduce):
-        raise ConfigError(f"reduce is {reduce!r}; choose one of {list(get_args(Reduce))}")
-    if x.dim() < 2 or x.shape[0] != edges.num_sources or not x.is_floating_point():
-        raise ConfigError(
-            f"x is {x.dtype} of shape {tuple(x.shape)}; give floats, a row for each of {edges.num_sources} sources"
-        )
-    if weights is None:
-        if reduce == "softmax":
-            raise ConfigError("reduce='softmax' needs weights")
-        return
-    heads = weights.shape[1] if weights.dim() == 2 else 1
-    width = x[0].numel() if x.shape[0] else 0
-    if weights.dim() > 2 or weights.shape[0] != edges.num_edges or heads == 0 or width % heads:
-        raise ConfigError(
-            f"weights are of shape {tuple(weights.shape)}; give one for each of {edges.num_edges} edges and head"
-        )
-
-
-def _reductions(tensor: Tensor) -> ModuleType:
-    """Return the module that reduces rows on the tensor's device: ops.rows, or kernels.aggregate, which mirrors it."""
-    if rows.runs_in_core(tensor):
-        return rows
-    from hoploom.ops.kernels import aggregate as kernels  # imports Triton
-
-    return kernels
-
-
-def _native(tensor: Tensor) -> Tensor:
-    """Return the tensor, converted to float32 if reductions on its device do not support its dtype."""
-    return tensor if tensor.dtype in _reductions(tensor).NATIVE else tensor.float()
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values of `dtype` are summed: float32 or wider."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _weights(weights: Tensor, edges: InEdges, dtype: torch.dtype, reduce: Reduce) -> Tensor:
-    """Return `weights` in the dtype of sums. For "softmax" they are scores: return their softmax per destination."""
-    if reduce == "softmax":
-        scores = weights if _wide(weights.dtype) == _wide(dtype) else weights.to(_wide(dtype))
-        return _apply(_Softmax, _native(scores), edges)
-    return weights.to(_wide(dtype))
-
-
-class _Sum(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor | None, edges: InEdges, mean: bool) -> Tensor:
-        ctx.edges, ctx.mean = edges, mean
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights)
-        reduced: Tensor = _reductions(x).sum_rows(edges.indptr, edges.sources, None, x, weights, mean)
-        return reduced
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        edges: InEdges = ctx.edges
-        x, weights = ctx.saved_tensors
-        share = 1 / edges.degrees.clamp(min=1).to(_wide(grad.dtype)) if ctx.mean else None  # [num_destinations]
-        grad_x = grad_weights = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _spread(grad, edges, weights, share)
-        if ctx.needs_input_grad[1]:
-            heads = weights.shape[1]
-            grad_weights = _reductions(x).dot_rows(edges.lists, _native(x), _native(grad), heads, None)
-            if share is not None:
-                grad_weights *= share[edges.destinations].unsqueeze(1)
-        return grad_x, grad_weights, None, None
-
-
-def _spread(grad: Tensor, edges: InEdges, weights: Tensor | None, share: Tensor | None) -> Tensor:
-    """Return, per source, the sum of its destinations' rows of `grad`, each times edge weight and `share`, if given."""
-    indptr, destinations, places = edges.transposed
-    if share is not None and weights is None:
-        weights, places = share.index_select(0, destinations).unsqueeze(1), None
-    elif share is not None and weights is not None:
-        weights = weights * share[edges.destinations].unsqueeze(1)
-    out: Tensor = _reductions(grad).sum_rows(indptr, destinations, places, grad, weights, False)
-    return out
-
-
-class _Max(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor | None, edges: InEdges) -> Tensor:
-        greatest: Tensor
-        greatest, winners = _reductions(x).max_rows(edges.indptr, edges.sources, x, weights)
-        ctx.edges = edges
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights, winners)
-        return greatest
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        edges: InEdges = ctx.edges
-        x, weights, winners = ctx.saved_tensors
-        grad_x = grad_weights = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _reductions(grad).max_rows_backward(edges.transposed, edges.indptr, grad, weights, winners)
-        if ctx.needs_input_grad[1]:
-            grad_weights = _reductions(grad).dot_rows(edges.lists, x, grad, weights.shape[1], winners)
-        return grad_x, grad_weights, None
-
-
-class _Softmax(Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, edges: InEdges) -> Tensor:
-        weights: Tensor = _reductions(scores).softmax_lists(edges.indptr, scores, None)
-        ctx.edges, ctx.dtype = edges, scores.dtype
-        ctx.save_for_backward(weights)
-        return weights
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (weights,) = ctx.saved_tensors
-        return _reductions(grad).softmax_lists(ctx.edges.indptr, weights, grad).to(ctx.dtype), None
-
-
-class _Ends(Function):
-    """Sum of the rows at both ends of every edge. Its gradients are reproducible; those of torch's indexing are not."""
-
-    @staticmethod
-    def forward(ctx: Any, of_sources: Tensor, of_destinations: Tensor | None, edges: InEdges) -> Tensor:
-        ctx.edges = edges
-        sent = of_sources.index_select(0, edges.senders)
-        return sent if of_destinations is None else sent + of_destinations.index_select(0, edges.destinations)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        edges: InEdges = ctx.edges
-        values, to_sources, to_destinations = _native(grad), None, None
-        if ctx.needs_input_grad[0]:
-            indptr, _, places = edges.transposed
-            to_sources = _reductions(values).sum_rows(indptr, places, None, values, None, False).to(grad.dtype)
-        if ctx.needs_input_grad[1]:
-            to_destinations = _reductions(values).sum_rows(edges.indptr, None, None, values, None, False)
-            to_destinations = to_destinations.to(grad.dtype)
-        return to_sources, to_destinations, None

@@ -15,9 +15,17 @@ from torch.autograd.function import once_differentiable
 
 from hoploom import _core
 from hoploom.errors import ConfigError
-from hoploom.ops import edges as _edges
 from hoploom.ops import rows as _rows
-from hoploom.ops.edges import InEdges, aggregate
+from hoploom.ops.compiled import (
+    MessageResults,
+    ScoreResults,
+    differentiable,
+    edge_rows_like,
+    own_rows,
+    rows_like,
+)
+from hoploom.ops.edges import InEdges
+from hoploom.ops.reductions import aggregate, check_sources, described, native, reductions, spread, wide
 from hoploom.ops.rows import _matrix, empty, max_rows_backward
 
 Act = Literal["relu", "square"]
@@ -59,15 +67,18 @@ def aggregate_messages(
     if reduce == "max" and act == "square":
         raise ConfigError('a maximum takes act=None or "relu"; the greatest square is that of the maximum or minimum')
     _check_rows("x", x, "source", edges.num_sources)
-    values = _edges._native(x)
+    values = native(x)
     added = _checked(added, edges, values)
     if act is None and reduce != "max":
-        of_edges = aggregate(added.rows, edges.own_rows, reduce)
+        of_edges = aggregate(added.rows, own_rows(edges), reduce)
         if added.weight is not None:
             of_edges = F.linear(of_edges, added.weight)
         return (aggregate(values, edges, reduce) + of_edges).to(x.dtype)
-    messages, of = _Messages if _rows.runs_in_core(values) else _kernels().Messages, "max" if reduce == "max" else act
-    out = _edges._apply(messages, values, *_fused(added), edges, of, reduce == "mean")
+    messages, of = (
+        _messages if _rows.runs_in_core(values) else _kernels().aggregate_messages,
+        "max" if reduce == "max" else act,
+    )
+    out = messages(values, *_fused(added), edges, of, reduce == "mean")
     return (out.relu() if of == "max" and act else out).to(x.dtype)
 
 
@@ -87,12 +98,12 @@ def pair_scores(
             f"left, right and att have shapes {tuple(left.shape)}, {tuple(right.shape)} and {tuple(att.shape)}; with "
             "att [heads, width], the others have heads * width columns"
         )
-    left = _edges._native(left)
+    left = native(left)
     right, att = right.to(left.dtype), att.to(left.dtype)
     added = None if added is None else _checked(added, edges, left)
     term = (None, None) if added is None else _fused(added)
-    scores = _Scores if _rows.runs_in_core(left) else _kernels().Scores
-    return _edges._apply(scores, left, right, att, *term, edges, slope)
+    scores = _scores if _rows.runs_in_core(left) else _kernels().pair_scores
+    return scores(left, right, att, *term, edges, slope)
 
 
 def _kernels() -> ModuleType:
@@ -113,8 +124,8 @@ def dot_ends(left: Tensor, right: Tensor, edges: InEdges, heads: int) -> Tensor:
         raise ConfigError(
             f"left and right have {left.shape[1]} and {right.shape[1]} columns for {heads} heads; give heads * width"
         )
-    left = _edges._native(left)
-    return _edges._apply(_Dots, left, right.to(left.dtype), edges, heads)
+    left = native(left)
+    return _dots(left, right.to(left.dtype), edges, heads)
 
 
 def attend(x: Tensor, edges: InEdges, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,10 +136,10 @@ def attend(x: Tensor, edges: InEdges, scores: Tensor) -> tuple[Tensor, Tensor]:
 
     >>> out, log_totals = ops.attend(values, edges, ops.dot_ends(keys, queries, edges, heads) / width**0.5)
     """
-    _edges._check(x, edges, "softmax", scores)
-    values = _edges._native(x)
-    scores = _edges._native(scores.to(_edges._wide(values.dtype)))
-    weights, log_totals = _edges._apply(_Softened, scores, edges)
+    check_sources(x, edges, scores)
+    values = native(x)
+    scores = native(scores.to(wide(values.dtype)))
+    weights, log_totals = _softened(scores, edges)
     return aggregate(values, edges, "sum", weights).to(x.dtype), log_totals
 
 
@@ -143,15 +154,14 @@ def sum_per_head(x: Tensor, edges: InEdges, weights: Tensor) -> Tensor:
         raise ConfigError("weights have no columns; give one for each head")
     if not _rows.runs_in_core(x):
         return torch.cat([aggregate(x, edges, "sum", of_head) for of_head in weights.unbind(1)], dim=1)
-    values = _edges._native(x)
-    return _edges._apply(_HeadSums, values, weights.to(values.dtype), edges).to(x.dtype)
+    values = native(x)
+    return _head_sums(values, weights.to(values.dtype), edges).to(x.dtype)
 
 
 def _check_rows(name: str, rows: Tensor, end: str, number: int) -> None:
     is_tensor = isinstance(rows, Tensor)
     if not is_tensor or rows.dim() != 2 or rows.shape[0] != number or not rows.is_floating_point():
-        what = f"{rows.dtype} of shape {tuple(rows.shape)}" if is_tensor else f"a {type(rows).__name__}"
-        raise ConfigError(f"{name} is {what}; give floats, a row for each of {number} {end}s")
+        raise ConfigError(f"{name} is {described(rows)}; give floats, a row for each of {number} {end}s")
 
 
 def _checked(added: EdgeTerm, edges: InEdges, x: Tensor) -> EdgeTerm:
@@ -217,7 +227,7 @@ def _array(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.detach().contiguous().numpy()
 
 
-class _Messages(Function):
+class _Messages(MessageResults, Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, message: str, mean: bool
@@ -226,8 +236,8 @@ class _Messages(Function):
         out, winners = empty(shape, x.dtype), empty(shape, torch.int32) if message == "max" else None
         given, threads = (*call.lists, _matrix(x), *call.term), torch.get_num_threads()
         _core.message_rows(*given, MESSAGES[message], mean, threads, out.numpy(), _array(winners))
-        ctx.edges, ctx.message, ctx.mean, ctx.winners = edges, MESSAGES[message], mean, winners
-        ctx.save_for_backward(x, rows, weight)
+        ctx.edges, ctx.message, ctx.mean = edges, message, mean
+        ctx.save_for_backward(x, rows, weight, winners)
         return out
 
     @staticmethod
@@ -235,28 +245,37 @@ class _Messages(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         edges: InEdges = ctx.edges
         threads = torch.get_num_threads()
-        x, *term = ctx.saved_tensors
+        x, *term, winners = ctx.saved_tensors
         call = _Call(edges, *term)
         if ctx.mean:
             grad = grad / edges.degrees.clamp(min=1).unsqueeze(1)
         x_, grad_ = _matrix(x), _matrix(grad)
         to_x = None
-        if ctx.needs_input_grad[0] and ctx.winners is not None:
-            to_x = max_rows_backward(edges.transposed, edges.indptr, grad, None, ctx.winners)
+        if ctx.needs_input_grad[0] and winners is not None:
+            to_x = max_rows_backward(edges.transposed, edges.indptr, grad, None, winners)
         elif ctx.needs_input_grad[0]:
             to_x = empty(tuple(x.shape), x.dtype)
             lists = call.transposed
-            _core.message_rows_backward(*lists, x_, *call.term, ctx.message, grad_, threads, to_x.numpy())
+            _core.message_rows_backward(*lists, x_, *call.term, MESSAGES[ctx.message], grad_, threads, to_x.numpy())
         to_rows, to_weight = call.gradients(ctx.needs_input_grad[1:3])
         if to_rows is not None or to_weight is not None:
             outs = None if to_rows is None else to_rows[: call.length].numpy(), _array(to_weight)
             _core.message_terms_backward(
-                *call.lists, x_, *call.term, ctx.message, grad_, _array(ctx.winners), threads, *outs
+                *call.lists, x_, *call.term, MESSAGES[ctx.message], grad_, _array(winners), threads, *outs
             )
         return to_x, to_rows, to_weight, None, None, None
 
 
+_messages = differentiable(_Messages)
+
+
 class _HeadSums(Function):
+    num_outs, results, saved = 1, ("out",), ("x", "weights")
+
+    @staticmethod
+    def like(x: Tensor, weights: Tensor, edges: InEdges) -> Any:
+        return (x.new_empty(edges.num_destinations, x.shape[1] * weights.shape[1]),)
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, edges: InEdges) -> Tensor:
         call, out = _Call(edges, weights, None), empty((edges.num_destinations, x.shape[1] * weights.shape[1]), x.dtype)
@@ -279,10 +298,13 @@ class _HeadSums(Function):
         return to_x, to_weights, None
 
 
+_head_sums = differentiable(_HeadSums)
+
+
 _Ends = tuple[Any, Any, Any, Any, Any, Any]  # left, right, the term's rows and weight, att, slope
 
 
-class _Scores(Function):
+class _Scores(ScoreResults, Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -321,12 +343,21 @@ class _Scores(Function):
         return to_left, to_right, to_att, to_rows, to_weight, None, None
 
 
+_scores = differentiable(_Scores)
+
+
 class _Dots(Function):
+    num_outs, results, saved = 1, ("out",), ("left", "right")
+
+    @staticmethod
+    def like(left: Tensor, right: Tensor, edges: InEdges, heads: int) -> Any:
+        return (edge_rows_like(left, edges, heads),)
+
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, edges: InEdges, heads: int) -> Tensor:
         ctx.edges = edges
         ctx.save_for_backward(left, right)
-        dots: Tensor = _edges._reductions(left).dot_rows(edges.lists, left, right, heads, None)
+        dots: Tensor = reductions(left).dot_rows(edges.lists, left, right, heads, None)
         return dots
 
     @staticmethod
@@ -336,21 +367,30 @@ class _Dots(Function):
         left, right = ctx.saved_tensors
         to_left = to_right = None
         if ctx.needs_input_grad[0]:
-            to_left = _edges._spread(right, edges, grad, None)
+            to_left = spread(right, edges, grad, None)
         if ctx.needs_input_grad[1]:
-            to_right = _edges._reductions(left).sum_rows(edges.indptr, edges.sources, None, left, grad, False)
+            to_right = reductions(left).sum_rows(edges.indptr, edges.sources, None, left, grad, False)
         return to_left, to_right, None, None
+
+
+_dots = differentiable(_Dots)
 
 
 class _Softened(Function):
     """The softmax over each destination's in-edges, and the logarithms of its totals."""
 
+    num_outs, results, saved = 2, ("weights", "totals"), ("weights",)
+
+    @staticmethod
+    def like(scores: Tensor, edges: InEdges) -> Any:
+        return edge_rows_like(scores, edges, scores.shape[1]), rows_like(scores, edges)
+
     @staticmethod
     def forward(ctx: Any, scores: Tensor, edges: InEdges) -> tuple[Tensor, Tensor]:
-        reductions, places = _edges._reductions(scores), torch.arange(edges.num_edges, device=scores.device)
-        weights: Tensor = reductions.softmax_lists(edges.indptr, scores, None)
-        greatest, _ = reductions.max_rows(edges.indptr, places, scores, None)
-        share, _ = reductions.max_rows(edges.indptr, places, weights, None)  # exp(greatest) / total
+        module, places = reductions(scores), torch.arange(edges.num_edges, device=scores.device)
+        weights: Tensor = module.softmax_lists(edges.indptr, scores, None)
+        greatest, _ = module.max_rows(edges.indptr, places, scores, None)
+        share, _ = module.max_rows(edges.indptr, places, weights, None)  # exp(greatest) / total
         ctx.edges = edges
         ctx.save_for_backward(weights)
         return weights, (greatest - share.log()).masked_fill_((edges.degrees == 0).unsqueeze(1), -torch.inf)
@@ -360,5 +400,8 @@ class _Softened(Function):
     def backward(ctx: Any, grad: Tensor, grad_totals: Tensor) -> tuple[Tensor, None]:
         edges: InEdges = ctx.edges
         (weights,) = ctx.saved_tensors
-        found: Tensor = _edges._reductions(weights).softmax_lists(edges.indptr, weights, grad)
+        found: Tensor = reductions(weights).softmax_lists(edges.indptr, weights, grad)
         return found.addcmul_(weights, grad_totals.index_select(0, edges.destinations)), None
+
+
+_softened = differentiable(_Softened)

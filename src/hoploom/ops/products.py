@@ -12,7 +12,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hoploom import _core
+from hoploom.ops.compiled import differentiable
 from hoploom.ops.rows import _matrix, empty
+
+FAST = _core.has_fast_products()
 
 
 def has_fast_product(x: Tensor, weight: Tensor) -> bool:
@@ -21,9 +24,8 @@ def has_fast_product(x: Tensor, weight: Tensor) -> bool:
         x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.dim() == 2
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
-        and _core.has_fast_products()
+        and FAST
     )
 
 
@@ -34,10 +36,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not has_fast_product(x, weight):
         return F.linear(x, weight, bias)
-    return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call, no-any-return]
+    return _linear(x, weight, bias)
 
 
 class _Linear(Function):
+    num_outs, results, saved = 1, ("out",), ("x", "weight")
+
+    @staticmethod
+    def like(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        return (x.new_empty(x.shape[0], weight.shape[0]),)
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out = empty((x.shape[0], weight.shape[0]), x.dtype)
@@ -62,3 +70,6 @@ class _Linear(Function):
         elif ctx.needs_input_grad[2]:
             to_bias = grad.sum(0)
         return to_x, to_weight, to_bias if ctx.needs_input_grad[2] else None
+
+
+_linear = differentiable(_Linear)

@@ -103,6 +103,7 @@ def fields_of(name: str, num_edges: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_is_one_graph(name: str, grouped: bool) -> None:
     torch._dynamo.reset()
+    torch.manual_seed(0)
     counters.clear()
     conv, field = LAYERS[name][0](), LAYERS[name][1]
     compiled, graphs = torch.compile(conv, backend="aot_eager", fullgraph=True), []

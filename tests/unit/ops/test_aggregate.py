@@ -13,7 +13,7 @@ from torch_geometric.utils import softmax as pyg_softmax
 
 from hoploom import ConfigError, ops
 from hoploom.ops import InEdges, rows
-from hoploom.ops.edges import add_ends
+from hoploom.ops.reductions import add_ends
 
 CASES = [
     ("sum", 0), ("sum", 1), ("sum", 3), ("mean", 0), ("mean", 3), ("max", 0), ("max", 1), ("max", 3), ("softmax", 1),

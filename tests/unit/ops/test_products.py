@@ -5,12 +5,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from hoploom import _core, ops
+from hoploom import ops
+from hoploom.ops import products
 
 
 @pytest.fixture(autouse=True)
 def _on_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "has_fast_products", lambda: True)
+    monkeypatch.setattr(products, "FAST", True)
 
 
 def _with_gradients(function: object, x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from hoploom.ops.compiled import MessageResults, ScoreResults, differentiable
 from hoploom.ops.edges import InEdges
 from hoploom.ops.kernels import reduce
 from hoploom.ops.kernels.aggregate import Tiles, _language, _wide, max_rows, max_rows_backward, tiles_of, windows_of
@@ -255,19 +256,19 @@ def _term_gradients(
     return to_rows, (to_weight if factor is None else to_weight * factor).t().to(features.dtype)
 
 
-class Messages(Function):
+class Messages(MessageResults, Function):
     """Sums or means of act(source's row + edge's term) on a device, or maxima of source's row + edge's term."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, act: str, mean: bool
+        ctx: Any, x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, message: str, mean: bool
     ) -> Tensor:
-        ctx.edges, ctx.act, ctx.mean, winners = edges, act, mean, None
+        ctx.edges, ctx.message, ctx.mean, winners = edges, message, mean, None
         lists, term = (edges.indptr, edges.sources, None), _term(rows, weight)
-        if act == "max":
+        if message == "max":
             out, winners = max_rows(*lists[:2], x, None, term)
         else:
-            out = _sum(lists, None, x.contiguous(), EdgeMessage(act, *term), mean=mean)
+            out = _sum(lists, None, x.contiguous(), EdgeMessage(message, *term), mean=mean)
         ctx.save_for_backward(x, rows, weight, winners)
         return out
 
@@ -279,21 +280,25 @@ class Messages(Function):
         x, to_x = x.contiguous(), None
         if ctx.mean:
             grad = grad / edges.degrees.clamp(min=1).unsqueeze(1)
-        message = EdgeMessage(ctx.act, *_term(*term), row_grad=grad.contiguous(), winners=winners)
+        found = EdgeMessage(ctx.message, *_term(*term), row_grad=grad.contiguous(), winners=winners)
         if ctx.needs_input_grad[0] and winners is not None:
             to_x = max_rows_backward(edges.transposed, edges.indptr, grad, None, winners)
         elif ctx.needs_input_grad[0]:
-            to_x = _sum(edges.transposed, x, None, message)
-        to_term = _term_gradients(edges, (x, None), message, None, ctx.needs_input_grad[1:3])
+            to_x = _sum(edges.transposed, x, None, found)
+        to_term = _term_gradients(edges, (x, None), found, None, ctx.needs_input_grad[1:3])
         return to_x, *to_term, None, None, None
 
 
-class Scores(Function):
+aggregate_messages = differentiable(Messages)
+
+
+class Scores(ScoreResults, Function):
     """GATv2's scores on a device."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, att: Tensor, *others: Any) -> Tensor:
-        rows, weight, edges, slope = others
+    def forward(
+        ctx: Any, left: Tensor, right: Tensor, att: Tensor, rows: Any, weight: Any, edges: InEdges, slope: float
+    ) -> Tensor:
         ctx.edges, ctx.slope = edges, slope
         ctx.save_for_backward(left, right, att, rows, weight)
         message = EdgeMessage("leaky", *_term(rows, weight), slope, att.shape[0])
@@ -313,3 +318,6 @@ class Scores(Function):
         to_att = _sum(lists, right, left, message, by_value=True).sum(0).view_as(att) if wanted[2] else None
         to_term = _term_gradients(edges, (left, right), message, factor, wanted[3:5])
         return to_left, to_right, to_att, *to_term, None, None
+
+
+pair_scores = differentiable(Scores)

@@ -1,14 +1,17 @@
 """Functions of edges as operators of torch.compile, which passes them to the core or to kernels without tracing them.
 
-An operator takes tensors, integers and a text that tells how arguments consist of them. Its backward pass calls the
-function again, with autograd: this takes one more forward pass, but needs no second list of formulas.
+An operator takes tensors, integers and a text that tells how arguments consist of them. That of a `differentiable`
+function also returns what its backward pass reads. The backward pass of any other `operator` calls the function again,
+with autograd: this takes one more forward pass, but needs no second list of formulas.
 """
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import lru_cache, wraps
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -17,38 +20,150 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hoploom.ops import InEdges
-from hoploom.ops.edges import INT32_MAX
+from hoploom.ops.edges import INT32_MAX, InEdges
 from hoploom.ops.rows import runs_in_core
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Operation = TypeVar("Operation", bound=Callable[..., Any])
 Form = list[Any]  # a nested list that mirrors the arguments; see _pack
 
 FIELDS = "indptr", "sources", "num_sources", "permutation", "first", "source_degrees", "whole", "weights", "features"
 GIVEN = "Tensor[] tensors, SymInt[] numbers, str form"
+_parsed = lru_cache(1024)(ast.literal_eval)
 UNTRACKED = torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView  # inside of operators
 
 # Each operator makes its own InEdges of the same tensors. An entry is dropped with its tensor, `sources`.
-_TRANSPOSED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_COMPUTED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def operator(like: Callable[..., Any]) -> Callable[[Function], Function]:
+@contextmanager
+def _remembered(arguments: Sequence[Any]) -> Iterator[None]:
+    """Give edges what an earlier operator has computed of them, and keep what this one computes."""
+    edges = [one for one in arguments if isinstance(one, InEdges)]
+    for one in edges:
+        key, computed = _COMPUTED.get(one.sources, (None, {}))  # type: ignore[no-untyped-call]
+        if key == (one.indptr.data_ptr(), one.num_sources):
+            one.__dict__.update(computed)
+    yield
+    for one in edges:
+        computed = {name: one.__dict__[name] for name in ("transposed", "destinations") if name in one.__dict__}
+        _COMPUTED[one.sources] = (one.indptr.data_ptr(), one.num_sources), computed
+
+
+# --- autograd functions ---------------------------------------------------------------------
+
+
+class _Context:
+    """The `ctx` of an autograd function inside an operator: it has the function's arguments as attributes."""
+
+    saved_tensors: tuple[Tensor | None, ...]
+
+    def __init__(self, names: Sequence[str], arguments: Sequence[Any], wanted: Sequence[bool]) -> None:
+        self.__dict__.update(zip(names, arguments, strict=True))
+        self.needs_input_grad = wanted
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        self.saved_tensors = tensors
+
+
+def differentiable(function: Any) -> Callable[..., Tensor]:
+    """Return a function that applies a class of autograd, as an operator of its own while torch.compile traces.
+
+    `function.like` returns its results without values, which `results` names: those of `forward`, then others that
+    `forward` saves. `saved` names all that it saves, arguments or results. Attributes of `ctx` have arguments' names.
+    """
+    names = list(inspect.signature(function.forward).parameters)[1:]
+    apply, num_outs = function.apply, function.num_outs
+    kept = [name for name in function.results if name in function.saved]
+
+    def run(tensors: Sequence[Tensor], numbers: Sequence[int], form: str) -> list[Tensor]:
+        arguments = _unpacked(tensors, numbers, _parsed(form))
+        ctx = _Context(names, arguments, [True] * len(names))
+        with _remembered(arguments), torch.no_grad():
+            out = function.forward(ctx, *arguments)
+        outs = out if isinstance(out, tuple) else (out,)
+        saved = dict(zip(function.saved, ctx.saved_tensors, strict=True))
+        return _own(_packed((*outs, *(saved[name] for name in function.results[len(outs) :])))[0], tensors)
+
+    def run_backward(
+        grads: Sequence[Tensor],
+        wanted: Sequence[int],
+        results: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        numbers: Sequence[int],
+        form: str,
+    ) -> list[Tensor]:
+        parts = _parsed(form)
+        arguments, ends = _unpacked(tensors, numbers, parts), accumulate(map(_num_tensors, parts[1:]))
+        places = {
+            end - 1: place for place, (end, part) in enumerate(zip(ends, parts[1:], strict=True)) if part == TENSOR
+        }
+        needed = {places[n] for n in wanted}
+        ctx = _Context(names, arguments, [place in needed for place in range(len(names))])
+        known = dict(zip(names, arguments, strict=True)) | dict(zip(kept, results, strict=False))
+        ctx.saved_tensors = tuple(known.get(name) for name in function.saved)
+        with _remembered(arguments), torch.no_grad():
+            found = function.backward(ctx, *grads)
+        return _own([found[places[n]].to(tensors[n].dtype) for n in wanted], grads)
+
+    def save(ctx: Any, inputs: tuple[Sequence[Tensor], Sequence[int], str], output: Sequence[Tensor]) -> None:
+        tensors, ctx.numbers, ctx.form = inputs
+        named = dict(zip(function.results, output, strict=False))
+        ctx.num_tensors = len(tensors)
+        ctx.save_for_backward(*tensors, *(named[name] for name in kept if name in named))
+
+    def differentiate(ctx: Any, grads: Sequence[Tensor]) -> tuple[list[Tensor | None], Any, None]:
+        needed: Sequence[bool] = ctx.needs_input_grad[0]
+        wanted = [n for n, is_needed in enumerate(needed) if is_needed]
+        tensors, results = ctx.saved_tensors[: ctx.num_tensors], ctx.saved_tensors[ctx.num_tensors :]
+        given = list(results), list(tensors), ctx.numbers, ctx.form
+        found = iter(backward(list(grads[:num_outs]), wanted, *given))
+        return [next(found) if is_needed else None for is_needed in needed], None if ctx.numbers else [], None
+
+    name = f"hoploom::{function.__module__.split('.', 2)[2].replace('.', '_')}_{function.__name__.strip('_').lower()}"
+    given = f"(Tensor[] grads, int[] wanted, Tensor[] results, {GIVEN}) -> Tensor[]"
+    forward = custom_op(name, run, mutates_args=(), schema=f"({GIVEN}) -> Tensor[]")
+    backward = custom_op(f"{name}_backward", run_backward, mutates_args=(), schema=given)
+    forward.register_fake(
+        lambda tensors, numbers, form: _packed(function.like(*_unpacked(tensors, numbers, _parsed(form))))[0]
+    )
+    backward.register_fake(
+        lambda grads, wanted, results, tensors, *_: [tensors[n].new_empty(tensors[n].shape) for n in wanted]
+    )
+    forward.register_autograd(differentiate, setup_context=save)
+
+    def call(*arguments: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return apply(*arguments)
+        bare = tuple(InEdges(e.indptr, e.sources, e.num_sources) if isinstance(e, InEdges) else e for e in arguments)
+        outs = forward(*_given(bare))[:num_outs]
+        return outs[0] if num_outs == 1 else outs
+
+    return call
+
+
+def _num_tensors(form: Form) -> int:
+    return int(form == TENSOR) + sum(_num_tensors(part) for part in form[1:] if isinstance(part, list))
+
+
+# --- any functions --------------------------------------------------------------------------
+
+
+def operator(like: Callable[..., Any]) -> Callable[[Operation], Operation]:
     """Return a decorator that makes a function one operator while torch.compile traces; else it is called as it is.
 
     Arguments and results are tensors, InEdges, numbers, strings or None, or tuples of these. `like` takes the same
     arguments and returns a result of the same shape without values: shapes depend on shapes only.
     """
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Operation) -> Operation:
         made = _operator(f"hoploom::{function.__name__.strip('_')}", function, like)
 
         @wraps(function)
         def call(*arguments: Any) -> Any:
             if not torch.compiler.is_compiling():
                 return function(*arguments)
-            tensors, numbers, form = _packed(arguments)
             _, sizes, shape = _packed(like(*arguments))
-            return _unpacked(made(tensors, numbers, repr(form)), sizes, shape)
+            return _unpacked(made(*_given(arguments)), sizes, shape)
 
         return call  # type: ignore[return-value]
 
@@ -59,7 +174,7 @@ def _operator(name: str, function: Callable[..., Any], like: Callable[..., Any])
     """Register the operator of a function, and one for its backward pass."""
 
     def run(tensors: Sequence[Tensor], numbers: Sequence[int], form: str) -> list[Tensor]:
-        arguments = _unpacked(tensors, numbers, ast.literal_eval(form))
+        arguments = _unpacked(tensors, numbers, _parsed(form))
         out, expected = (_packed(each(*arguments))[0] for each in (function, like))
         return _own([_padded(one, len(rows)) for one, rows in zip(out, expected, strict=True)], tensors)
 
@@ -67,25 +182,18 @@ def _operator(name: str, function: Callable[..., Any], like: Callable[..., Any])
         grads: Sequence[Tensor], wanted: Sequence[int], tensors: Sequence[Tensor], numbers: Sequence[int], form: str
     ) -> list[Tensor]:
         leaves = [one.detach().requires_grad_() if n in wanted else one for n, one in enumerate(tensors)]
-        arguments = _unpacked(leaves, numbers, ast.literal_eval(form))
-        edges = [one for one in arguments if isinstance(one, InEdges)]
-        for one in edges:
-            if one.sources in _TRANSPOSED:
-                one.__dict__["transposed"] = _TRANSPOSED[one.sources]
-        with ExitStack() as stack:
+        arguments = _unpacked(leaves, numbers, _parsed(form))
+        with _remembered(arguments), ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             for key in UNTRACKED:
                 stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
             out, _, _ = _packed(function(*arguments))
-        floats = zip([one for one in out if one.is_floating_point()], grads, strict=True)
-        pairs = [(one, grad[: len(one)]) for one, grad in floats if one.requires_grad]
-        inputs, found = [leaves[n] for n in wanted], [one for one, _ in pairs]
-        made: Sequence[Tensor] = [torch.zeros_like(one) for one in inputs]
-        if found:
-            made = torch.autograd.grad(found, inputs, [grad for _, grad in pairs], materialize_grads=True)
-        for one in edges:
-            if "transposed" in one.__dict__:
-                _TRANSPOSED[one.sources] = one.transposed
+            floats = zip([one for one in out if one.is_floating_point()], grads, strict=True)
+            pairs = [(one, grad[: len(one)]) for one, grad in floats if one.requires_grad]
+            inputs, found = [leaves[n] for n in wanted], [one for one, _ in pairs]
+            made: Sequence[Tensor] = [torch.zeros_like(one) for one in inputs]
+            if found:
+                made = torch.autograd.grad(found, inputs, [grad for _, grad in pairs], materialize_grads=True)
         return _own(made, grads)
 
     schemas = f"({GIVEN}) -> Tensor[]", f"(Tensor[] grads, int[] wanted, {GIVEN}) -> Tensor[]"
@@ -105,7 +213,7 @@ def _operator(name: str, function: Callable[..., Any], like: Callable[..., Any])
         ctx.are_floats = [one.is_floating_point() for one in output]
 
     def fake(tensors: Sequence[Tensor], numbers: Sequence[int], form: str) -> list[Tensor]:
-        return _packed(like(*_unpacked(tensors, numbers, ast.literal_eval(form))))[0]
+        return _packed(like(*_unpacked(tensors, numbers, _parsed(form))))[0]
 
     forward.register_fake(fake)
     backward.register_fake(lambda grads, wanted, tensors, *_: [tensors[n].new_empty(tensors[n].shape) for n in wanted])
@@ -124,6 +232,15 @@ def _padded(rows: Tensor, length: int) -> Tensor:
     return rows if len(rows) == length else F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, length - len(rows)])
 
 
+TENSOR: Form = ["tensor"]
+
+
+def _given(arguments: Any) -> tuple[list[Tensor], list[int], str]:
+    """Return the arguments of the operator of a function with these arguments."""
+    tensors, numbers, form = _packed(arguments)
+    return tensors, numbers, repr(form)
+
+
 def _packed(value: Any) -> tuple[list[Tensor], list[int], Form]:
     """Return the tensors and the integers in a value, and a form from which `_unpacked` makes the value again."""
     tensors: list[Tensor] = []
@@ -134,7 +251,7 @@ def _packed(value: Any) -> tuple[list[Tensor], list[int], Form]:
 def _pack(value: Any, tensors: list[Tensor], numbers: list[int]) -> Form:
     if isinstance(value, Tensor):
         tensors.append(value)
-        return ["tensor"]
+        return list(TENSOR)
     if isinstance(value, InEdges):
         return ["edges", *[_pack(getattr(value, name), tensors, numbers) for name in FIELDS]]
     if isinstance(value, tuple):
@@ -169,9 +286,30 @@ def rows_like(rows: Tensor, edges: InEdges, *others: object) -> Tensor:
     return rows.new_empty(edges.num_destinations, *rows.shape[1:])
 
 
-def scores_like(rows: Tensor, edges: InEdges, heads: int) -> Tensor:
-    """Return a number for each edge and head, in the dtype of scores."""
-    return rows.new_empty(edges.num_edges, heads, dtype=torch.promote_types(rows.dtype, torch.float32))
+class MessageResults:
+    """The results of sums and maxima of messages, without values."""
+
+    num_outs, results, saved = 1, ("out", "winners"), ("x", "rows", "weight", "winners")
+
+    @staticmethod
+    def like(x: Tensor, rows: Tensor, weight: Tensor | None, edges: InEdges, message: str, mean: bool) -> Any:
+        out = rows_like(x, edges)
+        return out, torch.empty_like(out, dtype=torch.int32) if message == "max" else None
+
+
+class ScoreResults:
+    """The scores of pair_scores, without values."""
+
+    num_outs, results, saved = 1, ("out",), ("left", "right", "att", "rows", "weight")
+
+    @staticmethod
+    def like(left: Tensor, right: Tensor, att: Tensor, rows: Any, weight: Any, edges: InEdges, slope: float) -> Any:
+        return (edge_rows_like(left, edges, att.shape[0]),)
+
+
+def edge_rows_like(rows: Tensor, edges: InEdges, width: int) -> Tensor:
+    """Return a row for each edge, in the dtype of sums of `rows`."""
+    return rows.new_empty(edges.num_edges, width, dtype=torch.promote_types(rows.dtype, torch.float32))
 
 
 def looped_like(edges: InEdges) -> InEdges:
@@ -211,6 +349,13 @@ def occupied(edges: InEdges) -> tuple[InEdges, Tensor]:
     if torch.compiler.is_compiling():
         return edges, torch.arange(edges.num_destinations, device=edges.indptr.device)
     return edges.occupied
+
+
+def own_rows(edges: InEdges) -> InEdges:
+    """Return lists of the same lengths with the edges as sources; if torch.compile traces, without a cache."""
+    if torch.compiler.is_compiling():
+        return InEdges(edges.indptr, torch.arange(edges.num_edges, device=edges.indptr.device), edges.num_edges)
+    return edges.own_rows
 
 
 def occupied_by_any(each: Sequence[InEdges], x: Tensor) -> Tensor | None:
