@@ -2,8 +2,9 @@
 
 from hoploom.nn.attention import GATConv, GATv2Conv
 from hoploom.nn.decoders import MLP, Bilinear, ComplEx, Cosine, Decoder, DistMult, Dot, RotatE, TransE
+from hoploom.nn.homogeneous import GAT, GCN, GIN, GraphSAGE
 from hoploom.nn.layers import Conv, GCNConv, GINConv, GINEConv, LayerView, SAGEConv, views_of
-from hoploom.nn.models import GAT, GCN, GIN, GNN, GraphSAGE, Shape
+from hoploom.nn.models import GNN, Shape
 from hoploom.nn.pna import PNAConv
 from hoploom.nn.relational import HGTConv, RelationLayer, RGCNConv, SimpleHGNConv
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, Never, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -33,7 +33,6 @@ from hoploom.nn.layers import (
     SAGEConv,
     by_relation,
     by_type,
-    check_counts,
     eager,
     views_of,
     with_own,
@@ -43,11 +42,8 @@ from hoploom.nn.relational import RelationLayer, Rows, hgt_without_unused, modul
 from hoploom.ops import InEdges
 from hoploom.schema import (
     FEATURES,
-    HOMOGENEOUS_RELATION,
     HOMOGENEOUS_TYPE,
-    Field,
     NodeType,
-    Relation,
     RelationName,
     Schema,
     TypeKey,
@@ -219,7 +215,6 @@ KINDS: dict[str, Kind] = {
 
 # --- models -----------------------------------------------------------------------------------
 
-NEUTRAL = {"act_first": False, "act_kwargs": None, "norm_kwargs": None}  # PyG's defaults: accepted, without effect
 WIDTHS = "make it with in_channels=x.shape[1], or as GNN(kind, store.schema, ...)"
 
 
@@ -505,65 +500,3 @@ def _split(x: Rows, counts: Mapping[str, int]) -> tuple[Rows, Rows]:
 def _heads_of(x: Rows, counts: Mapping[str, int]) -> Rows:
     """Return the first `counts` rows of each type; a slice of all rows would copy their gradient."""
     return {name: rows if rows.shape[0] == counts[name] else rows[: counts[name]] for name, rows in x.items()}
-
-
-class GraphSAGE(GNN):
-    """GraphSAGE for a homogeneous graph, with PyG's arguments. With `edge_dim`, it reads the edges' `edge_attr`.
-
-    >>> model = GraphSAGE(100, hidden_channels=256, num_layers=3, out_channels=47, act="elu", jk="cat")
-    """
-
-    KIND = "sage"
-
-    def __init__(
-        self,
-        in_channels: int,
-        hidden_channels: int,
-        num_layers: int,
-        out_channels: int,
-        dropout: float = 0.0,
-        act: Act = "relu",
-        *,
-        norm: Norm = False,
-        jk: Jumping | None = None,
-        residual: bool = False,
-        heads: int = 1,
-        aggr: Aggr = "mean",
-        edge_dim: int | None = None,
-        **unknown: Never,
-    ) -> None:
-        others: Mapping[str, object] = unknown
-        for name, value in others.items():
-            if name in NEUTRAL and value == NEUTRAL[name]:
-                continue
-            cls = type(self).__name__
-            way_out = f"leave it out, or take {cls} of torch_geometric.nn, which runs on the same batches"
-            raise ConfigError(f"{cls} of hoploom.nn does not take {name}=; {way_out}")
-        for name, count in (("hidden_channels", hidden_channels), ("out_channels", out_channels)):
-            as_int(name, count, 1, "give a whole number of at least 1")
-        check_counts(edge_dim=edge_dim)
-        fields = {} if edge_dim is None else {"edge_attr": Field("float32", (edge_dim,))}
-        given = (dropout, heads, norm, residual, aggr, act, jk)
-        shape = Shape(hidden_channels, num_layers, out_channels, *given, edges=tuple(fields))
-        as_int("in_channels", in_channels, 1, WIDTHS)
-        node = NodeType(HOMOGENEOUS_TYPE, 0, {"x": Field("float32", (in_channels,))})
-        schema = Schema((node,), (Relation(*HOMOGENEOUS_RELATION, 0, fields),), homogeneous=True)
-        super().__init__(self.KIND, schema, shape)
-
-
-class GCN(GraphSAGE):
-    """A graph convolutional network for a homogeneous graph, with PyG's arguments."""
-
-    KIND = "gcn"
-
-
-class GAT(GraphSAGE):
-    """A graph attention network for a homogeneous graph, with PyG's arguments, also `heads=` and `edge_dim=`."""
-
-    KIND = "gat"
-
-
-class GIN(GraphSAGE):
-    """A graph isomorphism network for a homogeneous graph, with PyG's arguments."""
-
-    KIND = "gin"
