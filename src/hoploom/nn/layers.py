@@ -75,6 +75,8 @@ def views_of(
     """
     edge_index, counts = by_relation(batch, "edge_index"), by_type(batch, "num_sampled_nodes")
     data, read = dict[RelationName, dict[str, Tensor]](), ReadEdges(features, weights)
+    if "views" not in batch:
+        _check_names(batch, read)
     for name in read.names:
         for key, rows in by_relation(batch, name).items():
             data.setdefault(key, {})[name] = rows
@@ -100,6 +102,19 @@ def views_of(
         replace(view, edges={key: replace(e, source_degrees=degrees[: e.num_sources]) for key, e in view.edges.items()})
         for view in views
     ]
+
+
+def _check_names(batch: Data | HeteroData, read: ReadEdges) -> None:
+    """Raise ConfigError unless some edges of the batch have each of the fields."""
+    of_blocks = [
+        block.data if isinstance(block.edge_index, Mapping) else {HOMOGENEOUS_RELATION: block.data}
+        for block in (batch.blocks if "blocks" in batch else ())
+    ]
+    there = {name for data in of_blocks for fields in data.values() for name in fields}
+    for name in read.names:
+        if name not in there and not by_relation(batch, name):
+            way_out = "check the name, and give it to the loader, as fields=model.fields does"
+            raise ConfigError(f"no edges of the batch have a field {name!r}; {way_out}")
 
 
 def one_per_layer(hops: Sequence[Any], num_layers: int) -> Sequence[Any]:
@@ -131,7 +146,14 @@ def with_fields(edges: InEdges, fields: Mapping[str, Tensor], features: Sequence
     if columns:
         rows = [own if own.dim() == 2 else own.reshape(len(own), math.prod(own.shape[1:])) for own in columns]
         edges = edges.with_features(torch.cat(rows, dim=1) if len(rows) > 1 else rows[0])
-    return edges if weights is None or weights not in fields else edges.weighted(_floats(weights, fields[weights]))
+    if weights is None or weights not in fields:
+        return edges
+    found = _floats(weights, fields[weights])
+    if found.dim() != 1:
+        raise ConfigError(
+            f"weights={weights!r} has rows of {list(found.shape[1:])}; name a field of one number per edge"
+        )
+    return edges.weighted(found)
 
 
 def _floats(name: str, field: Tensor) -> Tensor:

@@ -394,7 +394,10 @@ def _types_of(edges: InEdges, num_relations: int) -> Tensor:
     if edges.features is None or edges.features.shape[1] != 1:
         raise ConfigError("the edges have no types; give edge_type, a number for each edge")
     num_edges = int(on_host(edges.indptr[-1], "counted the edges"))  # later reads are of little more work
-    types = edges.features[:num_edges, 0].to(torch.int64)
+    given = edges.features[:num_edges, 0]
+    types = given.to(torch.int64)
+    if not on_host((types == given).all(), "read the types of edges"):
+        raise ConfigError("edge_type has numbers with a fraction; give whole numbers")
     low, high = map(int, torch.aminmax(types)) if types.numel() else (0, 0)
     if low < 0 or high >= num_relations:
         known = f"0 to num_relations - 1 = {num_relations - 1}"

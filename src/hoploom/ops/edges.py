@@ -99,6 +99,12 @@ class InEdges:
     @staticmethod
     def of(edge_index: Tensor, num_sources: int, num_destinations: int) -> "InEdges":
         """Return the edges of edge_index [2, num_edges] (row 0: sources, row 1: destinations), grouped."""
+        has_rows = edge_index.layout == torch.strided and edge_index.dim() == 2 and edge_index.shape[0] == 2
+        if not has_rows or edge_index.dtype not in (torch.int64, torch.int32):
+            found = f"{edge_index.dtype} {list(edge_index.shape)}, {edge_index.layout}"
+            raise ConfigError(
+                f"edge_index is {found}; give a dense tensor [2, num_edges] of int64: sources, destinations"
+            )
         if rows.runs_in_core(edge_index):
             indptr, sources, permutation = build_csc(edge_index, num_sources, num_destinations)
             return InEdges(indptr, sources, num_sources, permutation)

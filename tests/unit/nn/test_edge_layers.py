@@ -373,6 +373,29 @@ def test_edges_that_a_layer_cannot_read_are_refused(
         make()(torch.randn(3, 8), torch.tensor([[0, 1], [1, 2]]), **given)
 
 
+@pytest.mark.parametrize(
+    ("edge_index", "found"),
+    [
+        (torch.tensor([[0.7, 1], [1, 2]]), r"float32 \[2, 2\]"),
+        (torch.tensor([[0, 1], [1, 2], [0, 2]]), r"int64 \[3, 2\]"),
+        (torch.tensor([[0, 1, 1], [1, 2, 0]]).t(), r"int64 \[3, 2\]"),
+        (torch.eye(2).to_sparse(), r"float32 \[2, 2\], torch.sparse_coo"),
+    ],
+)
+def test_an_edge_index_of_another_form_is_refused(edge_index: Tensor, found: str) -> None:
+    with pytest.raises(ConfigError, match=f"edge_index is torch.{found}.*; give a dense tensor"):
+        hnn.SAGEConv(8, 5)(torch.randn(3, 8), edge_index)
+
+
+@pytest.mark.parametrize("mode", ["blocks", "subgraph"])
+def test_a_misspelt_field_of_edges_is_refused(mode: Any) -> None:
+    batch = next(iter(NeighborLoader(weighted_graph(), [3], batch_size=9, mode=mode, fields=["edge_weight"])))
+    with pytest.raises(ConfigError, match="no edges of the batch have a field 'edge_wieght'; check the name"):
+        views_of(batch, 1, weights="edge_wieght")
+    with pytest.raises(ConfigError, match="no edges of the batch have a field 'edge_atr'; check the name"):
+        views_of(batch, 1, ["edge_atr"])
+
+
 def test_weights_with_numbers_of_edges_are_refused() -> None:
     data = weighted_graph()
     batch = next(iter(NeighborLoader(data, [3], batch_size=9, degrees=True)))

@@ -219,6 +219,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "blocks": (lambda: hnn.RGCNConv(8, 6, 3, num_blocks=4), "out_channels=6 do not both divide by num_blocks=4"),
     "aggr": (lambda: hnn.RGCNConv(8, 6, 3, aggr="median"), "aggr is 'median'; choose one of"),
     "type": (lambda: hnn.RGCNConv(8, 6, 3)(*typed_graph()), "numbers from 0 to 3; give 0 to num_relations - 1 = 2"),
+    "a fraction": (
+        lambda: hnn.RGCNConv(8, 6, 5)(*typed_graph()[:2], typed_graph()[2] + 0.7),
+        "numbers with a fraction; give whole",
+    ),
     "types": (lambda: hnn.RGCNConv(8, 6, 5)(*typed_graph()[:2]), "no types; give edge_type"),
     "fewer types": (lambda: hnn.RGCNConv(8, 6, 5)(*typed_graph()[:2], torch.zeros(7)), "shape .* for 300 edges"),
     "integers": (lambda: hnn.RGCNConv(8, 8, 5, num_blocks=2)(torch.arange(40), *typed_graph()[1:]), "take num_bases"),
