@@ -289,11 +289,18 @@ class Embedding:
         self._gradients: list[tuple[int, Tensor, Tensor]] = []  # look-up, ids, gradients
         self._waiting = 0  # bytes of gradients
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *given: Any) -> dict[str, Any]:
+        """Raise ConfigError: a state would have to hold the rows, which are divided over the ranks."""
+        way_out = "save it as a part of a Checkpoint, or export() the rows and give the file as warm_start"
+        raise ConfigError(f"the learned rows of {self.node_type!r} do not fit in a state_dict; {way_out}")
+
+    load_state_dict = state_dict
+
+    def kept_state(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside the rows."""
         return {"num_nodes": self._of.num_nodes, "nodes": self._nodes, **self._kind, "num_steps": self.num_steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_kept_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; raise ConfigError if it does not fit. `Checkpoint.restore` reads the rows."""
         if (before := state.get("num_nodes")) != self._of.num_nodes:
             raise ConfigError(f"num_nodes was {before}, and is {self._of.num_nodes} here; {OF_OTHERS}")

@@ -36,6 +36,7 @@ from hoploom.store import Store
 from hoploom.store.format import regular, write_whole
 
 FORMAT = 1
+LEARNED = "Embedding"  # the kind of parts that are learned rows
 MINUTES = 5.0  # between two checkpoints
 PIECE = 1 << 24  # bytes of learned rows that are copied at once, or whose checksum is computed
 COST = 0.01  # the largest share of the time that writing checkpoints may take
@@ -59,6 +60,8 @@ class Stateful(Protocol):
 class DividedRows(Protocol):
     """A part whose rows are divided over the ranks: hoploom.Embedding. Each rank saves and restores its own."""
 
+    def kept_state(self) -> Mapping[str, Any]: ...  # the state beside the rows
+    def load_kept_state(self, state: Any, /) -> None: ...
     def range_of(self, rank: int, world_size: int) -> range: ...
     def own_rows(self) -> Mapping[str, Tensor]: ...  # by kind, "rows" and "state"; `restore` writes to them
 
@@ -101,7 +104,7 @@ class Checkpoint:
                     if isinstance(owner, nn.Module):
                         check_whole(owner)
                 if self._context.is_main:
-                    states = {part: dict(_unwrapped(owner).state_dict()) for part, owner in parts.items()}
+                    states = {part: dict(_state_of(owner)) for part, owner in parts.items()}
                     kinds = {part: _kind(owner) for part, owner in parts.items()}
                     state = {"format": FORMAT, "parts": states, "kinds": kinds, "extra": extra, "random": random}
                     write_state(path, state | {"rows": tag}, first=second[0] if second else None)
@@ -146,8 +149,10 @@ class Checkpoint:
                 file, out = _rows_file(path, tag, part, rank, kind), rows[begin - own.start : end - own.start]
                 _read_rows(file, kind, out, begin - saved.start)
 
-    def restore(self, name: str, parts: Mapping[str, Stateful]) -> dict[str, Any] | None:
+    def restore(self, name: str, parts: Mapping[str, Stateful | None]) -> dict[str, Any] | None:
         """Restore the parts and return `extra`; None if there is no such checkpoint. All ranks call.
+
+        Parts of the checkpoint that are not named are left out, but learned rows only if their part is None.
 
         The state of torch's random generators is restored too, if the number of ranks is the same.
         """
@@ -166,6 +171,13 @@ class Checkpoint:
                 if state["format"] > FORMAT:
                     found = f"format {state['format']}, this Hoploom reads up to {FORMAT}"
                     raise StoreError(f"{path} has {found}; update Hoploom")
+                for part, kind in state["kinds"].items():
+                    if kind == LEARNED and part not in parts:
+                        way_out = f"restore it with an Embedding as {part!r}, or give None to leave it out"
+                        raise ConfigError(
+                            f"{path} holds learned rows as {part!r}, and no part has this name; {way_out}"
+                        )
+                parts = {part: owner for part, owner in parts.items() if owner is not None}
                 for part, owner in parts.items():
                     if part not in state["parts"]:
                         found = f"holds no {part!r}, only {sorted(state['parts'])}"
@@ -178,7 +190,12 @@ class Checkpoint:
                 for part, owner in parts.items():
                     way_out = "use the same settings as when it was saved"
                     try:
-                        _unwrapped(owner).load_state_dict(state["parts"][part])
+                        load = (
+                            owner.load_kept_state
+                            if isinstance(owner, DividedRows)
+                            else _unwrapped(owner).load_state_dict
+                        )
+                        load(state["parts"][part])
                     except HoploomError as error:
                         raise type(error)(f"{path} does not fit this run's {part}: {error}") from error
                     except MALFORMED as error:
@@ -243,6 +260,11 @@ class SaveClock:
         ended = self._clock()
         if self._pause:
             self._next = ended + max(self._pause, (ended - began) / COST)
+
+
+def _state_of(part: Any) -> Mapping[str, Any]:
+    state: Mapping[str, Any] = part.kept_state() if isinstance(part, DividedRows) else _unwrapped(part).state_dict()
+    return state
 
 
 def _unwrapped(part: Any) -> Any:

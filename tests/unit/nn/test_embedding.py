@@ -482,18 +482,26 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 def test_fixed_rows_say_so() -> None:
     fixed = users(optimizer=None)
     assert repr(fixed) == "Embedding(user: 403 of 8 float32, fixed)"
-    assert fixed.state_dict()["optimizer"] is None
-    fixed.load_state_dict(users().state_dict())
+    assert fixed.kept_state()["optimizer"] is None
+    fixed.load_kept_state(users().kept_state())
     with pytest.raises(ConfigError, match="optimizer was None, and is sgd here"):
-        users(optimizer="sgd").load_state_dict(fixed.state_dict())
+        users(optimizer="sgd").load_kept_state(fixed.kept_state())
+
+
+def test_rows_are_not_lost_in_a_state_without_them() -> None:
+    for call in (users().state_dict, lambda: users().load_state_dict(users().kept_state())):
+        with pytest.raises(
+            ConfigError, match=r"rows of 'user' do not fit in a state_dict; save it as a part of a Check"
+        ):
+            call()
 
 
 def test_a_state_that_is_none_is_one_error() -> None:
     with pytest.raises(ConfigError, match="num_nodes was None, and is 403 here; take the graph"):
-        users().load_state_dict({})
+        users().load_kept_state({})
     for steps in ("7", None, -1, 1.5):
         with pytest.raises(ConfigError, match=r"num_steps is .*; take another checkpoint"):
-            users().load_state_dict(users().state_dict() | {"num_steps": steps})
+            users().load_kept_state(users().kept_state() | {"num_steps": steps})
 
 
 def test_a_store_with_learned_rows_is_not_saved_or_partitioned(tmp_path: Path) -> None:

@@ -319,3 +319,13 @@ def test_rows_restore_into_another_cut_of_the_graph(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no 'rows of user', only \['model'\]; leave it out, or start anew"):
         restore(tmp_path)
     assert rows_files(tmp_path) == []
+
+
+def test_learned_rows_are_left_out_on_demand_only(tmp_path: Path) -> None:
+    learned, model, checkpoint = Embedding(shop(), "user", dim=8), torch.nn.Linear(2, 2), Checkpoint(tmp_path, alone())
+    checkpoint.save("last", {"model": model} | learned_parts(learned.store))
+    with pytest.raises(
+        ConfigError, match=r"holds learned rows as 'rows of user', .* with an Embedding as .* give None"
+    ):
+        checkpoint.restore("last", {"model": model})
+    assert checkpoint.restore("last", {"model": model, "rows of user": None}) == {}
