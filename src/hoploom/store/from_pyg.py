@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -14,6 +15,8 @@ from hoploom.errors import ConfigError, DataError
 from hoploom.schema import HOMOGENEOUS_RELATION, HOMOGENEOUS_TYPE, RelationName, TypeKey
 from hoploom.store import Store
 from hoploom.store.from_tensors import as_tensor, build_store, mask_splits
+
+USUAL = ("x", "y", "pos", "edge_attr", "edge_weight", "edge_type")  # names that PyG uses for fields of nodes and edges
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
             raise DataError(f"the number of nodes of {name!r} is unknown; set num_nodes")
         num_nodes[name] = int(storage.num_nodes)
         splits[name] = mask_splits(nodes[name])
+    for owner, storage in {**node_stores, **edge_stores}.items():
+        _check_lengths(owner, storage)
     for key, storage in edge_stores.items():
         edges[key] = _edges(key, storage, homogeneous)
         of_nodes = frames[HOMOGENEOUS_TYPE] if homogeneous else {}
@@ -86,6 +91,18 @@ def read_pyg(data: Data | HeteroData, *, weight_attr: str | None = None, time_at
 def _frames(storage: Any, belongs: Callable[[str], bool]) -> dict[str, TensorFrame | Tensor]:
     """Return, by name, the TensorFrames in PyG's `storage` whose names `belongs` accepts: nodes' or edges' names."""
     return {name: value for name, value in storage.items() if isinstance(value, TensorFrame) and belongs(name)}
+
+
+def _check_lengths(owner: TypeKey, storage: Any) -> None:
+    """Raise DataError for a usual field of nodes or edges with another number of rows; others may be the graph's."""
+    for field, rows in storage.items():
+        if (field not in USUAL and not field.endswith("_mask")) or not isinstance(rows, Tensor | np.ndarray):
+            continue
+        one = "edge" if isinstance(owner, tuple) or field.startswith("edge_") else "node"
+        is_of_graph = field == "y" and (rows.ndim == 0 or len(rows) == 1)
+        if not is_of_graph and not storage.is_node_attr(field) and not storage.is_edge_attr(field):
+            count = storage.num_edges if one == "edge" else storage.num_nodes
+            raise DataError(f"{owner}.{field} has shape {tuple(rows.shape)} for {count} {one}s; give one row per {one}")
 
 
 def _tensors(owner: TypeKey, storage: Any, belongs: Any) -> dict[str, Tensor]:

@@ -25,10 +25,10 @@ from support.damage import (
 from support.graphs import random_graph, save_in_parts
 from support.refusals import assert_raises
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import hoploom
-from hoploom import BatchError, HoploomError, LinkNeighborLoader, StoreError
+from hoploom import BatchError, DataError, HoploomError, LinkNeighborLoader, StoreError
 from hoploom.store import check
 from hoploom.store.check import problems
 
@@ -231,3 +231,34 @@ def test_whatever_a_file_holds_sampling_gives_batches_or_a_hoploom_error(
         list(problems(events_folder))
         rewrite(events_folder, name, whole)
     assert raised > 2
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("edge_attr", (8, 3), "edge_attr has shape (8, 3) for 9 edges; give one row per edge"),
+        ("edge_weight", (10,), "edge_weight has shape (10,) for 9 edges; give one row per edge"),
+        ("y", (4,), "y has shape (4,) for 6 nodes; give one row per node"),
+        ("train_mask", (5,), "train_mask has shape (5,) for 6 nodes; give one row per node"),
+    ],
+)
+def test_a_field_of_pygs_data_with_rows_missing_is_refused(
+    name: str, shape: tuple[int, ...], said: str, is_typed: bool
+) -> None:
+    x, edge_index = torch.zeros(6, 2), torch.zeros(2, 9, dtype=torch.int64)
+    data: Any = HeteroData() if is_typed else Data(x=x, edge_index=edge_index)
+    if is_typed:
+        data["a"].x, data["a", "to", "a"].edge_index = x, edge_index
+    owner = data["a", "to", "a"] if is_typed and "edge" in name else data["a"] if is_typed else data
+    owner[name] = torch.zeros(shape)
+    assert_raises(DataError, re.escape(said), lambda: hoploom.from_pyg(data))
+
+
+def test_fields_of_the_whole_graph_are_the_graphs() -> None:
+    """A label of the graph, and what is called like nothing of nodes or edges."""
+    data = Data(x=torch.zeros(6, 2), edge_index=torch.zeros(2, 9, dtype=torch.int64), y=torch.ones(1, 4))
+    data.names, data.edge_label, data.train_mask = torch.zeros(3), torch.zeros(4), torch.ones(6, 10).bool()
+    store = hoploom.from_pyg(data)
+    assert list(store.schema.node_types[0].fields) == ["x", "train_mask"]
+    assert not store.schema.node_types[0].splits  # ten masks are no split
