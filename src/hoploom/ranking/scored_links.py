@@ -27,6 +27,7 @@ class ScoredLinks(NamedTuple):
     relations: Tensor | None = None  # [n / width] of the true links
     width: int | None = None  # links per row, a true one and its candidates; 0: the others are candidates; None: labels
     shared: Tensor | None = None  # [width - 1] local ids: candidates of all true links, which alone are in `ends`
+    n_id: Tensor | None = None  # of local ids of the destinations' type, which may have a node several times
     features: Tensor | None = None  # [rows, k]: of each true link, or label
 
     @property
@@ -47,12 +48,18 @@ class ScoredLinks(NamedTuple):
         rows = of_source.index_select(0, self.ends[0] if self.shared is not None else self.ends[0, :: self.width or 1])
         return rows if self.features is None else torch.cat([rows, self.features.to(rows.dtype)], dim=1)
 
+    def with_candidates(self, drawn: Tensor) -> Tensor:
+        """Return the destinations of true links, then their candidates; -1 for one that is the true destination."""
+        assert self.n_id is not None
+        true = self.ends[1][:, None]
+        return torch.cat([true, drawn.masked_fill(self.n_id[drawn] == self.n_id[true], -1)], dim=1)
+
     def spread(self) -> "ScoredLinks":
         """Return the same links, each candidate with its own entry in `ends`."""
         if self.shared is None:
             return self
-        sources, destinations = self.ends
-        rows = torch.cat([destinations[:, None], self.shared.expand(sources.numel(), -1)], dim=1)
+        sources = self.ends[0]
+        rows = self.with_candidates(self.shared.expand(sources.numel(), -1))
         ends = torch.stack([sources.repeat_interleave(rows.shape[1]), rows.view(-1)])
         return self._replace(ends=ends, shared=None)
 
@@ -75,10 +82,11 @@ def links_of_batch(batch: Batch, needs_candidates: str) -> ScoredLinks:
         drawn = of_destination["dst_neg_index"].view(sources.numel(), -1)
         ends, relations = torch.stack([sources, true]), storage.get("edge_label")
         links = ScoredLinks(key, ends, storage["input_id"], None, relations, 1 + drawn.shape[1])
+        links = links._replace(n_id=of_destination["n_id"])
         if (shared := of_destination.get("dst_neg_shared")) is not None:
             return links._replace(shared=shared)
-        destinations = torch.cat([true[:, None], drawn], dim=1)
-        return links._replace(ends=torch.stack([sources.repeat_interleave(links.width), destinations.view(-1)]))
+        destinations = links.with_candidates(drawn).view(-1)
+        return links._replace(ends=torch.stack([sources.repeat_interleave(links.width), destinations]))
     if "edge_label" in storage:
         if needs_candidates:
             raise no_candidates(needs_candidates)
@@ -108,13 +116,14 @@ def decoded_scores(decoder: Decoder, links: ScoredLinks, of_source: Tensor, of_d
         right = of_destination.index_select(0, destinations)
         others = decoder.against(left, of_destination.index_select(0, links.shared), links.relations)
         true = decoder(left[:, None], right[:, None], links.relations).to(others.dtype)
-        # candidates that are the true destination tie with it, to the last bit
+        assert links.n_id is not None
+        drawn, own = links.n_id[links.shared], links.n_id[destinations]
+        # candidates that are the true destination do not count
         if _rows.runs_in_core(destinations):
-            hits = torch.isin(destinations, links.shared).nonzero().view(-1)
-            same = links.shared == destinations[hits, None]
-            others[hits] = torch.where(same, true[hits], others[hits])
+            hits = torch.isin(own, drawn).nonzero().view(-1)
+            others[hits] = others[hits].masked_fill(drawn == own[hits, None], -torch.inf)
         else:  # a GPU would wait for the number of hits
-            others = torch.where(links.shared == destinations[:, None], true, others)
+            others = others.masked_fill(drawn == own[:, None], -torch.inf)
         return torch.cat([true, others], dim=1).view(-1)
     if of_destination.shape[0] <= (links.width or 0):  # all nodes are candidates of each link
         every = decoder.against(left, of_destination, links.relations)

@@ -49,11 +49,13 @@ class LinkPrediction(MonitoredTask):
 
     A forward that takes `edge_label_index` returns the scores itself. The loader decides what a true link is compared
     with: labels 0 and 1, such as neg_sampling="binary" makes; candidates, by neg_sampling="triplet"; or, if it has no
-    negatives, all other destinations of the batch. Losses are "binary", and for candidates also "focal", "bpr",
-    "margin" and "softmax" (InfoNCE). Metrics are auroc and average_precision, and for candidates mrr, hits@k and
-    mean_rank. `log_q` has the logarithm of each destination's share of the links; in training, it corrects scores of
-    the destinations of a batch. A decoder of several relations gets the `edge_label` of a batch with candidates. With
-    `num_relations`, these are the numbers of relations, and evaluation has metrics of each, such as relations/7/mrr.
+    negatives, all other destinations of the batch. A candidate that is the true destination does not count.
+
+    Losses are "binary", and for candidates also "focal", "bpr", "margin" and "softmax" (InfoNCE). Metrics are auroc and
+    average_precision, and for candidates mrr, hits@k and mean_rank. `log_q` has the logarithm of each destination's
+    share of the links; in training, it corrects scores of the destinations of a batch. A decoder of several relations
+    gets the `edge_label` of a batch with candidates. With `num_relations`, these are the numbers of relations, and
+    evaluation has metrics of each, such as relations/7/mrr.
 
     `features` are for a decoder with `edge_channels`: a field of the links' edges, or a row for each link of the
     loader. Candidates are scored with the features of the true link of their row, and binary negatives with those of
@@ -190,7 +192,11 @@ class LinkPrediction(MonitoredTask):
         if is_native and is_product(decoder):
             query = decoder.query(links.source_rows(of_source), links.relations)
             true, others = (of_destination.index_select(0, ids) for ids in (links.ends[1], links.shared))
-            return ops.shared_softmax(query, true, others, self.temperature or 1.0)
+            losses = ops.shared_softmax(query, true, others, self.temperature or 1.0)
+            assert links.n_id is not None
+            drawn, own = links.n_id[links.shared].sort().values, links.n_id[links.ends[1]]
+            copies = torch.searchsorted(drawn, own, right=True) - torch.searchsorted(drawn, own)
+            return losses + torch.log1p(-copies * torch.exp(-losses))  # candidates that are the true destination
         found = decoded_scores(decoder, links, of_source, of_destination)
         return self.losses(found.view(-1, links.width or 1), self.targets(batch))
 

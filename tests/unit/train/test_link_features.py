@@ -116,6 +116,7 @@ def test_pairs_are_scored_with_the_features_of_the_true_link(options: dict[str, 
         if options:
             others = torch.cat([batch.dst_pos_index[:, None], batch.dst_neg_index.view(count, -1)], dim=1)
             is_there, others = others >= 0, batch.n_id[others.clamp(min=0)]
+            is_there[:, 1:] &= others[:, 1:] != others[:, :1]
         else:
             is_there, others = torch.ones(count, count, dtype=torch.bool), destinations.expand(count, count)
         wanted = torch.stack(

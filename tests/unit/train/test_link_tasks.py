@@ -91,7 +91,9 @@ def test_triplets_of_two_node_types_are_rows_too() -> None:
     rows = task().outputs(Given(), batch)
     sources = z["author"][batch["author"].src_index]
     others = torch.cat([batch["paper"].dst_pos_index[:, None], batch["paper"].dst_neg_index.view(5, -1)], dim=1)
-    torch.testing.assert_close(rows, (sources[:, None] * z["paper"][others]).sum(-1))
+    scores = (sources[:, None] * z["paper"][others]).sum(-1)
+    scores[:, 1:][others[:, 1:] == others[:, :1]] = -torch.inf
+    torch.testing.assert_close(rows, scores)
 
 
 @pytest.mark.parametrize("is_typed", [False, True])
@@ -115,7 +117,9 @@ def test_each_link_and_its_candidates_have_the_scores_of_the_links_relation(is_t
     others = torch.cat([destination.dst_pos_index[:, None], destination.dst_neg_index], dim=1)
     for row, number in enumerate(storage.edge_label):
         u = z[0][source.src_index[row]].expand(4, 4)
-        torch.testing.assert_close(rows[row], model.decoder(u, z[1][others[row]], number.expand(4)))
+        scores = model.decoder(u, z[1][others[row]], number.expand(4))
+        scores[1:][others[row, 1:] == others[row, 0]] = -torch.inf
+        torch.testing.assert_close(rows[row], scores)
 
 
 def test_evaluation_has_the_metrics_of_each_relation_beside_those_of_all() -> None:
@@ -199,6 +203,18 @@ def test_log_q_is_looked_up_by_the_destinations_ids() -> None:
         assert torch.equal(judges[1].outputs(adapted(model).eval(), batch), judges[0].outputs(adapted(model), batch))
 
 
+@pytest.mark.parametrize("kind", [Ids, Scored, TakesLinks])
+@pytest.mark.parametrize("options", [{}, {"candidates": "joint"}, {"candidates": "joint", "disjoint": True}], ids=str)
+def test_a_candidate_that_is_the_true_destination_does_not_count(kind: type[Ids], options: dict[str, Any]) -> None:
+    options["neg_sampling"] = NegativeSampling("triplet", 200)
+    batch, model = next(iter(loader(**options))), kind()
+    found = [batch.n_id[ends] for ends in (batch.dst_neg_index, batch.dst_pos_index[:, None])]
+    is_true = found[0] == found[1]
+    assert is_true.sum() > 40  # 200 draws among 60 nodes
+    rows = task().outputs(adapted(model), batch)
+    assert torch.equal(rows[:, 1:].isneginf(), is_true)
+
+
 def test_evaluation_ranks_every_link_among_its_candidates() -> None:
     model, links = Ids(), loader(neg_sampling=TRIPLETS, shuffle=False)
     with hoploom.init(device="cpu") as context:
@@ -209,9 +225,9 @@ def test_evaluation_ranks_every_link_among_its_candidates() -> None:
     assert math.isclose(found["mrr"], float((1 / ranks.double()).mean()), rel_tol=1e-6)
     assert math.isclose(found["hits@2"], float((ranks <= 2).double().mean()), rel_tol=1e-6)
     assert math.isclose(found["loss"], float(bpr_loss(rows).double().mean()), rel_tol=1e-6)
-    true, others = rows[:, 0], rows[:, 1:].reshape(-1)
+    true, others = rows[:, 0], rows[:, 1:][rows[:, 1:] > -torch.inf]
     wins = (true[:, None] > others).double() + (true[:, None] == others).double() / 2
-    assert math.isclose(found["auroc"], float(wins.mean()), rel_tol=1e-6)
+    assert math.isclose(found["auroc"], float(wins.mean()), rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["binary", "focal", "bpr", "margin", "softmax"])
@@ -324,7 +340,8 @@ def test_a_true_link_weighs_what_its_edge_says(negatives: str, given: str) -> No
             weights = torch.ones_like(labels).clone()
             weights[:, 0] = torch.tensor([stars_of[tuple(e)] for e in ends])
         wanted = functional.binary_cross_entropy_with_logits(outputs, labels, weights, reduction="none")
-        torch.testing.assert_close(found, wanted if negatives == "binary" else wanted.mean(1))
+        of_rows = wanted if negatives == "binary" else wanted.nanmean(1)  # nan: the true destination again
+        torch.testing.assert_close(found, of_rows)
 
 
 def test_weights_count_in_training_and_not_in_evaluation() -> None:
