@@ -117,6 +117,11 @@ class LinkNeighborLoader(Loader):
             if negatives is not None and negatives.is_binary() and labels.min() == 0:
                 labels = labels + 1  # zero now means negative, as in PyG
         kind, negatives, listed = _read_candidates(given, negatives, count, store.schema.node_type(key[2]).num_nodes)
+        if labels is not None and negatives is not None and negatives.is_triplet() and labels.is_floating_point():
+            raise ConfigError(
+                f"edge_label has {labels.dtype} beside neg_sampling='triplet', where it is the number of each link's "
+                "relation; give true links only, edge_label_index[:, edge_label == 1], without edge_label"
+            )
         task = _link_task(store, key, negatives, given, kind)
         times = inputs.as_times("edge_label_time", given.edge_label_time, count)
         input_id = None if given.input_id is None else inputs.read_column("input_id", given.input_id, "links", count)

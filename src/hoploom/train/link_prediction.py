@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,7 +28,16 @@ from hoploom.ranking.scored_links import (
 from hoploom.ranks.context import Context, unwrap
 from hoploom.ranks.differentiable import rows_of_all_ranks
 from hoploom.schema import check_ids
-from hoploom.train.tasks import MonitoredTask, NodeTask, Task, binary_losses, check_tensor, collection, full_precision
+from hoploom.train.tasks import (
+    MonitoredTask,
+    NodeTask,
+    SeveralTasks,
+    Task,
+    binary_losses,
+    check_tensor,
+    collection,
+    full_precision,
+)
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection
@@ -158,7 +168,7 @@ class LinkPrediction(MonitoredTask):
         z = model(batch)
         if not isinstance(z, Mapping):
             check_tensor(z, "a row for every node, or a score for every link")
-        of_source, of_destination = (z, z) if takes_links else self._rows(z, links)
+        of_source, of_destination = (z, z) if takes_links else self._rows(z, links, batch)
         if takes_links:
             found: Tensor = z.reshape(-1)
         else:
@@ -187,7 +197,7 @@ class LinkPrediction(MonitoredTask):
         if self.loss != "softmax" or links.shared is None or takes_links or self.features is not None:
             return self.losses(self._outputs(model, batch, links), self.targets(batch))
         z, decoder = model(batch), decoder_of(model)
-        of_source, of_destination = self._rows(z, links)
+        of_source, of_destination = self._rows(z, links, batch)
         is_native = of_source.device.type == "cpu" and of_source.dtype == of_destination.dtype == torch.float32
         if is_native and is_product(decoder):
             query = decoder.query(links.source_rows(of_source), links.relations)
@@ -200,9 +210,18 @@ class LinkPrediction(MonitoredTask):
         found = decoded_scores(decoder, links, of_source, of_destination)
         return self.losses(found.view(-1, links.width or 1), self.targets(batch))
 
-    def _rows(self, z: Tensor | Mapping[str, Tensor], links: ScoredLinks) -> tuple[Tensor, Tensor]:
+    def _rows(self, z: Tensor | Mapping[str, Tensor], links: ScoredLinks, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the rows of the links' source type and of their destination type, which a decoder scores."""
         source, destination = (z[name] if isinstance(z, Mapping) else z for name in links.types)
+        for name, rows in zip(links.types, (source, destination), strict=True):
+            storage = batch[name] if isinstance(batch, HeteroData) else batch
+            counts = {*accumulate(storage.get("num_sampled_nodes") or ()), storage["n_id"].shape[0]}  # layers may trim
+            if rows.dim() != 2 or (rows.shape[1] == 1 and rows.shape[0] not in counts):
+                raise ConfigError(
+                    f"the model returned {list(rows.shape)} for the {storage['n_id'].shape[0]} nodes {name!r} of a "
+                    "batch; return a row for each node, or let forward take the argument edge_label_index to return "
+                    "scores of links: they are only taken from such a forward"
+                )
         return source[:, self.first_column :], destination[:, self.first_column :]
 
     def _of_all_ranks(self, rows: Tensor, model: nn.Module) -> Tensor:
@@ -305,9 +324,22 @@ def check_labels(task: Task, loader: Loader, model: nn.Module, context: Context,
             if relations is None:
                 raise ConfigError("num_relations needs the number of each link's; give the loader edge_label, triplets")
             check_ids("edge_label", relations, task.num_relations, ConfigError)
+        elif isinstance(task, LinkPrediction) and relations is not None and decoder is None:
+            false = (relations == 0).nonzero()
+            if false.numel() and int(relations.max()) == 1:
+                ends = maker.ends[:, int(false[0])].tolist()
+                way_out = "give true links only, without edge_label; or num_relations=2, if these are relations"
+                raise ConfigError(f"link {ends} has the label 0 beside neg_sampling='triplet'; {way_out}")
     on_cpu = context.device.type == "cpu"
-    if isinstance(task, NodeTask) and isinstance(maker, NodeMaker) and not on_cpu:
-        task.check(maker.assembler.store, maker.nodes, maker.node_type)
+    if isinstance(task, NodeTask) and isinstance(maker, NodeMaker):
+        for own in (task, *(task.tasks.values() if isinstance(task, SeveralTasks) else ())):
+            if own.node_type not in (None, maker.node_type):
+                what = f"node_type of {type(own).__name__} is {own.node_type!r}"
+                raise ConfigError(
+                    f"{what}, and the loader's seeds are of {maker.node_type!r}; name that, or leave it out"
+                )
+        if not on_cpu:
+            task.check(maker.assembler.store, maker.nodes, maker.node_type)
     if not isinstance(task, LinkPrediction):
         return task
     task = task.bound(loader, context, training=training)

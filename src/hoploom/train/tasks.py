@@ -415,6 +415,9 @@ class SeveralTasks(NodeTask):
             if not (isinstance(task_name, str) and isinstance(task, LabelTask)):
                 kinds = ", ".join(kind.__name__ for kind in get_args(LabelTask))
                 raise ConfigError(f"tasks has {task_name!r}: {task!r:.80}; give a name and one of {kinds}")
+        for label, name in zip(self.labels, self.tasks, strict=True):
+            if self.labels.count(label) > 1:
+                raise ConfigError(f"task {name!r} reads the label {label!r}, as another does; give each its own label=")
         for name, weight in self.weights.items():
             if name not in self.tasks:
                 raise ConfigError(f"weights has {name!r}, and the tasks are {list(self.tasks)}")

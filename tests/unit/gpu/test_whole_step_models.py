@@ -97,7 +97,7 @@ def test_a_model_of_pyg_between_types_is_learned_whole(device: torch.device) -> 
 
 
 def test_several_tasks_are_learned_whole(device: torch.device) -> None:
-    task = SeveralTasks({"class": NodeClassification(NUM_CLASSES), "number": NodeRegression()})
-    make = lambda *a, **o: pyg_learner(*a, lambda: GraphSAGE(8, 8, 2, NUM_CLASSES + 1), task=task, **o)  # noqa: E731
+    task = SeveralTasks({"class": NodeClassification(NUM_CLASSES), "x": NodeRegression(num_targets=8, label="x")})
+    make = lambda *a, **o: pyg_learner(*a, lambda: GraphSAGE(8, 8, 2, NUM_CLASSES + 8), task=task, **o)  # noqa: E731
     assert_same(make, device, epochs=1)
     assert len(labelled().y) > BATCH

@@ -34,7 +34,9 @@ def test_a_task_says_what_outputs_predict(task: Any, expected: Any) -> None:
 
 def test_several_tasks_have_a_column_of_predictions_each(tmp_path: Path) -> None:
     store = hoploom.from_pyg(ring(12))
-    task = SeveralTasks({"topic": NodeClassification(3), "year": NodeRegression(), "tags": MultiLabel(2)})
+    task = SeveralTasks(
+        {"topic": NodeClassification(3), "year": NodeRegression(label="year"), "tags": MultiLabel(2, label="tags")}
+    )
     model = GNN("sage", store.schema, Shape(8, 2, 6))
     inference = Inference(task=task, columns=["output", "prediction"])
     table = pq.read_table(infer(model, store, tmp_path / "out", inference=inference))

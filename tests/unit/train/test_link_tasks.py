@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch_geometric.sampler import NegativeSampling
 
 import hoploom
-from hoploom import ConfigError, HoploomError, LinkNeighborLoader
+from hoploom import ConfigError, HoploomError, LinkNeighborLoader, NeighborLoader
 from hoploom.nn import ComplEx, Decoder, DistMult
 from hoploom.ranking.losses import bpr_loss, softmax_loss
 from hoploom.ranks.context import init
@@ -22,6 +22,7 @@ from hoploom.train.batch_adapter import adapted
 from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import evaluate, fit
 from hoploom.train.step import Learner, Training
+from hoploom.train.tasks import NodeClassification, SeveralTasks
 
 WRITES = ("author", "writes", "paper")
 TRIPLETS = NegativeSampling("triplet", 3)
@@ -153,7 +154,7 @@ def test_evaluation_has_the_metrics_of_each_relation_beside_those_of_all() -> No
     ("options", "message"),
     [
         ({"neg_sampling": TRIPLETS, "edge_label": torch.arange(500) % 4}, "relations holds id 3, out of range"),
-        ({"neg_sampling": TRIPLETS, "edge_label": torch.rand(500)}, "give a list of integer ids"),
+        ({"neg_sampling": TRIPLETS, "edge_label": torch.rand(500)}, "edge_label has torch.float32 beside"),
         ({"neg_sampling": TRIPLETS}, r"DistMult has 3 relations; give the number of each link's \(edge_label"),
         ({"neg_sampling": "binary", "edge_label": torch.zeros(500).long()}, "DistMult has 3 relations"),
     ],
@@ -285,6 +286,47 @@ def test_what_would_not_score_a_link_is_an_error_and_no_dot_product() -> None:
     for model, what in ((foreign, "`decoder` of type Bilinear"), (with_score, "method `score`")):
         with pytest.raises(ConfigError, match=f"the model has a {what}, which nothing would call; give it a `decoder`"):
             task().outputs(adapted(model), batch)
+
+
+class Pairs(Ids):
+    """Scores of links, as in a loop of PyG: forward takes the batch."""
+
+    def forward(self, batch: Any) -> Tensor:
+        ends = batch.edge_label_index if "edge_label_index" in batch else torch.stack([batch.src_index] * 2)
+        scores = (self.rows(batch.n_id[ends[0]]) * self.rows(batch.n_id[ends[1]])).sum(-1)
+        return scores[:, None] if self.is_column else scores
+
+
+@pytest.mark.parametrize("is_column", [False, True])
+@pytest.mark.parametrize("negatives", ["binary", TRIPLETS, None])
+def test_scores_of_a_forward_without_edge_label_index_are_refused(is_column: bool, negatives: Any) -> None:
+    model, judge = Pairs(), LinkPrediction() if negatives == "binary" else task()
+    model.is_column = is_column
+    batch = next(iter(loader(neg_sampling=negatives, batch_size=17)))
+    with pytest.raises(
+        ConfigError, match=r"returned \[\d+(, 1)?\] for the \d+ nodes 'node' .* they are only taken from"
+    ):
+        judge.outputs(adapted(model), batch)
+
+
+@pytest.mark.parametrize("edge_label", [torch.arange(500).float() % 2, torch.arange(500) % 2])
+def test_links_that_are_labelled_0_are_no_true_links_of_triplets(edge_label: Tensor) -> None:
+    with (
+        hoploom.init(device="cpu") as context,
+        pytest.raises(ConfigError, match=r"give true links only, .*without edge_label"),
+    ):
+        evaluate(Ids(), loader(neg_sampling="triplet", edge_label=edge_label), task(), context)
+
+
+def test_a_node_type_that_is_not_the_loaders_is_refused() -> None:
+    graph = random_graph(60, 500, seed=1)
+    nodes = NeighborLoader(graph, [3], batch_size=40)
+    named = NodeClassification(4, node_type="papr")
+    for judge in (named, SeveralTasks({"a": named})):
+        model = Ids()
+        learner = Learner(model, torch.optim.Adam(model.parameters()), judge, nodes)
+        with hoploom.init(device="cpu") as context, pytest.raises(ConfigError, match="'papr', and the loader's seeds"):
+            fit(learner, Training(epochs=1), context)
 
 
 @pytest.mark.parametrize(

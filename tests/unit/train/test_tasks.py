@@ -196,7 +196,7 @@ def test_check_finds_the_type_that_has_the_label() -> None:
         NodeClassification(7, node_type="author").check(graph, torch.arange(3))
     with pytest.raises(ConfigError, match=r"'x' is in \['author', 'paper'\]; name the seeds' node_type"):
         NodeRegression(label="x").check(graph, torch.arange(3))
-    several = SeveralTasks({"one": NodeClassification(10), "other": NodeRegression(label="y")})
+    several = SeveralTasks({"one": NodeClassification(10), "other": NodeRegression(num_targets=4, label="x")})
     several.check(graph, torch.arange(10))
     with pytest.raises(ConfigError, match="'author' has no field 'y'"):
         replace(several, node_type="author").check(graph, torch.arange(3))
@@ -551,6 +551,10 @@ def test_several_tasks_learn_together() -> None:
         ({"tasks": {1: NodeClassification(3)}}, "tasks has 1: NodeClassification.*; give a name and one of NodeClassi"),
         ({"tasks": {"links": LinkPrediction()}}, "tasks has 'links': LinkPrediction"),
         ({"tasks": {"both": SeveralTasks({"y": NodeClassification(3)})}}, "tasks has 'both': SeveralTasks"),
+        (
+            {"tasks": {"a": NodeClassification(3), "b": NodeRegression()}},
+            "task 'a' reads the label 'y', as another does",
+        ),
         ({"weights": [1.0]}, r"weights is \[1.0\]; give a dict by task"),
         ({"best": None}, "best is None, no metric of SeveralTasks"),
         ({"weights": {"other": 1.0}}, "weights has 'other', and the tasks are"),
