@@ -439,9 +439,9 @@ def parse_document(
         raise ConfigError(f"{name}: brackets or dotted keys are nested too deep; use fewer levels") from error
     where = {"": name} | {full_name(path): f"{name}:{line}" for path, line in lines.items()}
     for override in overrides:
-        given, paths = _parse_override(override)
+        given, paths, depth = _parse_override(override)
         where |= dict.fromkeys(map(full_name, paths), f"{SET}{override}")
-        parsed = _merged(parsed, given)
+        parsed = _merged(parsed, given, depth)
     return Document(parsed, where, folder, headings)
 
 
@@ -476,8 +476,11 @@ def lines_of(text: str) -> Mapping[KeyPath, int]:
     return lines
 
 
-def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
-    """Parse `key=value`; the value is TOML, or else text. Return it as nested tables, with the paths of all keys."""
+def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath], int]:
+    """Parse `key=value`; the value is TOML, or else text.
+
+    Return it as nested tables, with the paths of all keys, and the number of words in the key itself.
+    """
     name, equals, raw = override.partition("=")
     if "\n" in override:
         raise ConfigError(f"{SET}{override.splitlines()[0]}: there is a line end behind it; give one --set per key")
@@ -486,7 +489,7 @@ def _parse_override(override: str) -> tuple[dict[str, Any], Sequence[KeyPath]]:
     for value in (raw, quoted(raw.strip())):
         try:
             given = tomllib.loads(f"{name} = {value}")
-            return given, list(_paths(given))
+            return given, list(_paths(given)), len(list(_paths(tomllib.loads(f"{name} = 0"))))
         except (ValueError, RecursionError):
             if raw.strip()[:1] in ("[", "{", '"', "'"):
                 break
@@ -501,12 +504,12 @@ def _paths(table: Mapping[str, Any]) -> Iterable[KeyPath]:
             yield from ((name, *inside) for inside in _paths(value))
 
 
-def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `before` updated with `given`, table by table: --set of one key keeps the other keys of its table."""
+def _merged(before: Mapping[str, Any], given: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """Return `before` updated with `given`, a key in `depth` tables: they keep their other keys, its value does not."""
     merged = dict(before)
     for name, value in given.items():
         had = merged.get(name)
-        merged[name] = _merged(had, value) if isinstance(had, dict) and isinstance(value, dict) else value
+        merged[name] = _merged(had, value, depth - 1) if depth > 1 and isinstance(had, dict) else value
     return merged
 
 

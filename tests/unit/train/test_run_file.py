@@ -161,7 +161,9 @@ def test_set_overrides_the_file() -> None:
     text = STORE + "[train]\nepochs = 3\n[model]\nfactory = 'a:b'\noptions = { width = 1, depth = 2 }\n"
     overrides = ["train.epochs=5", "train.epochs = 7", "task.label=12", "loader.fanouts=[4, 3]", "optimizer={lr=0.5}"]
     overrides += ["model.options.width=9", 'loader.relation_fanouts."a b c"=[1, 2]', "output.folder=runs/a"]
+    overrides += ['task.more={a="node-regression"}', 'task.more={b="node-regression"}']
     run_file = parse_run_file(text, overrides, folder=Path("/elsewhere"))
+    assert list(run_file.task.more) == ["b"]  # a table is replaced as a whole
     assert (run_file.train.epochs, run_file.task.label, run_file.loader.fanouts) == (7, "12", (4, 3))
     assert run_file.model.options == {"width": 9, "depth": 2}
     assert run_file.loader.relation_fanouts == {"a b c": (1, 2)}
