@@ -9,6 +9,7 @@ from support.fit_workers import alone
 import hoploom
 from hoploom import cli
 from hoploom.train.runs.leaks import BatchEdges, _later, find_leaks
+from hoploom.train.runs.run import training_setup
 from hoploom.train.runs.run_file import parse_run_file
 
 BUYS, BOUGHT = ("user", "buys", "item"), ("item", "rev_buys", "user")
@@ -68,6 +69,16 @@ def test_links_that_a_step_sees_are_counted(folder: Path, exclude: str, kinds: l
     assert leaks.num_edges > 0
     assert [any(kind in found for found in leaks.found) for kind in kinds] == [True] * len(kinds)
     assert len(leaks.found) == len(kinds)
+
+
+def test_links_in_several_files_are_counted_and_said_when_training_begins(folder: Path, tmp_path: Path) -> None:
+    for split, users in {"train": range(30), "val": range(25, 32), "test": range(32, 40)}.items():
+        lines = [f"{user},{item}\n" for user in users for item in (1, 1)]  # each twice
+        (tmp_path / f"{split}.csv").write_text("".join(["source,destination\n", *lines]))
+    run_file = parse_run_file(LINKS, (f"task.links={tmp_path}",), folder=folder)
+    said = "5 links are in two files of task.links, train and val; keep each in one"
+    assert find_leaks(run_file, alone()).found == [said]
+    assert said in training_setup(run_file, hoploom.open(folder / "shop.store")).notes
 
 
 def test_features_that_are_labels_and_edges_of_the_future_are_found(folder: Path) -> None:

@@ -561,7 +561,17 @@ WRONG = [
     ("val.csv", "source,destination\nu01,15\nu02\n", "line 3: it has too few values; give each link its source and"),
     ("val.csv", f"source,destination\n{'u' * 200_000},15\n", r"line 2: field larger than field limit"),
     ("test.parquet", "no table", "test.parquet: "),
+    ("valid.csv", "source,destination\nu01,15\n", "has valid.csv, and the files are train.csv, val.csv and test.csv; "),
 ]
+
+
+def test_a_share_that_holds_out_no_link_is_refused() -> None:
+    for name, share in (("val", 0.1), ("test", 0.2)):
+        text = PREDICT.replace(f"{name}_share = {share}", f"{name}_share = 1e-9")
+        with pytest.raises(
+            ConfigError, match=f"task.{name}_share is 1e-09, and no edge of 'user buys item' is held out"
+        ):
+            training_setup(parse_run_file(text), shop())
 
 
 @pytest.mark.parametrize(("name", "content", "message"), WRONG)

@@ -16,6 +16,7 @@ from hoploom.ranks.context import Context
 from hoploom.sample.exclusions import opposite_relations
 from hoploom.store import Store, Wanted
 from hoploom.store.base import NO_IDS
+from hoploom.train.runs.link_splits import read_links, shared_links
 from hoploom.train.runs.run import complete_setup, make_model, open_graph, train_loader
 from hoploom.train.runs.run_file import RunFile
 
@@ -59,6 +60,8 @@ def find_leaks(run_file: RunFile, context: Context, num_batches: int = BATCHES) 
     ):
         if count:
             leaks.found.append(f"{count:,} of {leaks.num_edges:,} edges in {leaks.num_batches} batches {what}")
+    if isinstance(maker, LinkMaker) and run_file.task.links is not None:
+        leaks.found += shared_links(read_links(run_file, setup.store, maker.task.key, run_file.task.links))
     if isinstance(maker, NodeMaker):
         leaks.found += _of_nodes(run_file, setup.store, maker)
     return leaks

@@ -9,6 +9,8 @@ import csv
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -289,6 +291,7 @@ def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, di
     reverses = reverses_of(schema, key)
     if run_file.task.links is not None:
         links = read_links(run_file, store, key, run_file.task.links)
+    shared = shared_links(links)
     ends = [links[split][:2] for split in SPLITS[1:] if split in links]
     evaluated = torch.cat([torch.empty(2, 0).long(), *ends], dim=1)
     if "train" not in links or in_graph(store, key, reverses, evaluated):
@@ -300,6 +303,10 @@ def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, di
         shares = known_links(evaluated, schema.node_type(key[2]).num_nodes) if links else drawn
         held_out = hold_out(store, key, reverses, shares, field)
         found = {split: ends for split, ends in held_out.links.items() if ends.numel()}
+        for split, share in (("val", run_file.task.val_share), ("test", run_file.task.test_share)):
+            if share and not links and split not in found:
+                message = f"task.{split}_share is {share:g}, and no edge of {' '.join(key)!r} is held out by it"
+                raise run_file.problem(f"task.{split}_share", f"{message}; give a larger share, or 0")
         links = {split: ends for split, ends in found.items() if split == "train" or not links} | links
         graph, gone = held_out.store, dict[RelationName, str]()
         for name in (key, *reverses):
@@ -315,7 +322,17 @@ def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, di
     if bad := [number for number in bounds if not 0 <= number < MOST_RELATIONS]:
         message = f"{field!r} has the number {bad[0]}; number the relations 0, 1, 2, ..."
         raise run_file.problem("task.relation_field", message)
-    return key, graph, links, tuple(notes)
+    return key, graph, links, (*notes, *shared)
+
+
+def shared_links(links: Mapping[str, Tensor]) -> list[str]:
+    """Return a sentence for every two splits that have links in common. Links are [2, n], or [3, n] with relations."""
+    found, limit = [], 1 + max((int(ends.max()) for ends in links.values()), default=0)
+    codes = {split: torch.unique(reduce(lambda code, row: code * limit + row, ends)) for split, ends in links.items()}
+    for first, second in combinations(codes, 2):
+        if count := int(torch.isin(codes[second], codes[first]).sum()):
+            found.append(f"{count:,} links are in two files of task.links, {first} and {second}; keep each in one")
+    return found
 
 
 def unknown_name(
@@ -356,6 +373,10 @@ def read_links(run_file: RunFile, store: Store, key: RelationName, folder: Path)
     """Return the links by split, as in `link_seeds`, from the files in `folder`. A split without a file is left out."""
     found, field = dict[str, Tensor](), run_file.task.relation_field
     columns = ENDS if field is None else (*ENDS, field)
+    for path in sorted(folder.glob("*.csv")):
+        if path.stem not in SPLITS:
+            what = f"{folder} has {path.name}, and the files are train.csv, val.csv and test.csv"
+            raise run_file.problem("task.links", f"{what}; rename it, or move it elsewhere")
     for split in SPLITS:
         paths = [path for suffix in READERS if (path := folder / f"{split}{suffix}").exists()]
         if len(paths) > 1:
