@@ -222,11 +222,10 @@ def infer_rank(
     from hoploom.ranks.context import unwrap
     from hoploom.train.runs.run import complete_setup, infer_loader, open_graph, trained_model
 
-    graph = open_graph(run_file, context)
-    setup = complete_setup(run_file, graph, context)
+    setup = complete_setup(run_file, open_graph(run_file, context), context)
     model = trained_model(run_file, setup, context, checkpoint)
     if num_best is not None:
-        relation, decoder = _relation_of_best(num_best, run_file, graph, model)
+        relation, decoder = _relation_of_best(num_best, run_file, setup.store, model)
         for name, needed in (("columns", ["output"]), ("node_types", [relation[0], relation[2]])):
             if options[name] is not None:
                 options[name] = list(dict.fromkeys([*options[name], *needed]))
@@ -237,7 +236,7 @@ def infer_rank(
     if num_best is not None:
         from hoploom.inference.best_links import write_best
 
-        write_best(graph, Path(out), relation, num_best, context, decoder)
+        write_best(setup.store, Path(out), relation, num_best, context, decoder)
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
