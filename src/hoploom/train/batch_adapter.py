@@ -23,7 +23,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hoploom.errors import ConfigError, HoploomError
 from hoploom.load.assemble import Batch
-from hoploom.nn import GNN
+from hoploom.nn import GNN, GraphSAGE
 from hoploom.ranks.context import unwrap
 from hoploom.schema import FEATURES
 from hoploom.train.checkpoint import check_whole
@@ -198,7 +198,7 @@ def check_outputs(model: nn.Module, task: Task) -> None:
 
 def _is_built_in(module: nn.Module) -> bool:
     """Return whether this is a GNN of hoploom.nn or a BasicGNN of PyG whose forward is not overridden."""
-    return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (GNN.forward, BasicGNN.forward)
+    return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (GNN.forward, GraphSAGE.forward, BasicGNN.forward)
 
 
 def _explained(error: Exception, model: nn.Module, batch: Batch, values: Mapping[str, Any]) -> ConfigError | None:
