@@ -29,7 +29,7 @@ from hoploom.ranks import environment
 from hoploom.ranks.context import DEADLINE, Context, unwrap
 from hoploom.ranks.environment import RankInfo
 from hoploom.schema import FEATURES
-from hoploom.store import Store
+from hoploom.store import Store, open_store
 from hoploom.store.budget import little_idle
 from hoploom.store.format import node_file
 from hoploom.train.batch_adapter import adapted
@@ -94,7 +94,7 @@ class Inference:
 
 def infer(
     model: nn.Module,
-    store: Store,
+    store: Store | str | Path,
     out: str | Path,
     context: Context | None = None,
     *,
@@ -111,6 +111,9 @@ def infer(
     """
     inference = inference or Inference()
     context = context or alone()
+    store = open_store(store) if isinstance(store, str | Path) else store
+    if not isinstance(store, Store):
+        raise ConfigError(f"store is a {type(store).__name__}; give a store or its path, or hoploom.from_pyg(data)")
     target, scratch = Path(out), None if inference.scratch is None else Path(inference.scratch)
     refuse_existing(target)
     module = unwrap(model)

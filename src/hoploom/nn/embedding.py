@@ -96,6 +96,8 @@ class Embedding:
             way_out = "give a store, such as hoploom.open(path) or hoploom.from_pyg(graph)"
             raise ConfigError(f"learned rows are of a store, and this is a {type(store).__name__}; {way_out}")
         self.dim = as_int("dim", dim, 1, "give the width of a row")
+        if self.dim >= 1 << 31:
+            raise ConfigError(f"dim is {self.dim}; give the width of a row, below 2**31")
         self.lr = as_number("lr", lr, "give a learning rate above 0")
         if self.lr == 0:
             raise ConfigError("lr is 0, so the rows would never change; give a learning rate above 0")
@@ -437,6 +439,8 @@ def _described(store: Store, name: str | None) -> NodeType:
     """Return the node type `name`, or the only one of the graph."""
     if name is None and len(store.schema.node_types) > 1:
         raise ConfigError(f"the graph has several node types; name one of {list(store.schema.type_index)}")
+    if not isinstance(name, str | None):
+        raise ConfigError(f"node_type is {name!r:.80}; name one of {list(store.schema.type_index)}")
     return store.schema.node_type(store.schema.node_types[0].name if name is None else name)
 
 

@@ -231,6 +231,8 @@ class GNN(nn.Module):
 
     def __init__(self, kind: str, schema: Schema, shape: Shape, out_types: Collection[str] | None = None) -> None:
         super().__init__()
+        if not isinstance(schema, Schema):
+            raise ConfigError(f"schema is a {type(schema).__name__}; give store.schema")
         if kind not in KINDS:
             raise ConfigError(f"model is {kind!r}; choose one of {list(KINDS)}")
         if len(schema.relations) > 1 and not KINDS[kind].any_relations:

@@ -41,6 +41,7 @@ from hoploom.train.step import (
     StepReport,
     Training,
     check_closure,
+    check_loader,
     check_precision,
     mixed,
 )
@@ -117,6 +118,8 @@ def fit(
 
 def _check(learner: Learner, context: Context, validate: Validate | None) -> None:
     """Check settings and labels before the first step; raise an error for those that cannot work."""
+    if validate is not None and not callable(validate):
+        raise ConfigError(f"validate is {validate!r:.80}; give a function of no argument that returns metrics")
     loader = learner.loader
     for each in (loader, *(side.loader for side in learner.also.values())):
         if (each.rank, each.world_size) != (context.rank, context.world_size):
@@ -445,6 +448,7 @@ def evaluate(
     """
     check_precision(precision)
     check_outputs(model, task)
+    check_loader(loader)
     steps, module = _steps(loader, context), adapted(without_ddp(model))
     described = [] if context.world_size == 1 else gather_json(context, dict(loader.reading().settings))
     if (other := next((rank for rank, one in enumerate(described) if one != described[0]), None)) is not None:

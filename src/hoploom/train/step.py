@@ -63,7 +63,7 @@ class Training:
     margin: float = MARGIN
 
     def __post_init__(self) -> None:
-        as_int("epochs", self.epochs, 0, "give how many times to go over the seeds")
+        as_int("epochs", self.epochs, 1, "give how many times to go over the seeds")
         as_int("accumulate", self.accumulate, 1, "give how many batches make a step, 1 or more")
         as_int("seed", self.seed, None, "give an integer")
         for name in ("patience", "checkpoint_every", "max_steps"):
@@ -126,6 +126,13 @@ class TrainingProgress:
         return False
 
 
+def check_loader(loader: object) -> None:
+    """Raise ConfigError for another library's loader, or a graph in its place."""
+    if not isinstance(loader, Loader):
+        found = f"{type(loader).__module__.partition('.')[0]}'s {type(loader).__name__}"
+        raise ConfigError(f"the loader is {found}; give a loader of hoploom, such as hoploom.NeighborLoader")
+
+
 @dataclass(frozen=True)
 class SideTask:
     """A further task that a learner's model learns, from batches of its own loader, such as links beside nodes.
@@ -139,6 +146,7 @@ class SideTask:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
+        check_loader(self.loader)
         as_number("weight", self.weight, "give a number of at least 0")
 
 
@@ -161,6 +169,10 @@ class Learner:
     scaler: torch.amp.GradScaler = field(init=False)  # used for fp16 only
 
     def __post_init__(self) -> None:
+        check_loader(self.loader)
+        owned = {id(parameter) for parameter in self.model.parameters()}
+        if owned and owned.isdisjoint(id(each) for group in self.optimizer.param_groups for each in group["params"]):
+            raise ConfigError("the optimizer has no parameter of the model; make it from this model's parameters()")
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
         self.scaler = torch.amp.GradScaler(device)
 

@@ -330,6 +330,8 @@ def test_rows_that_are_too_large_for_bfloat16_are_not_started_from(tmp_path: Pat
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"dim": 0}, "dim is 0; give the width of a row"),
+    ({"dim": 10**20}, "dim is 100000000000000000000; give the width of a row, below"),
+    ({"node_type": ["user"]}, r"node_type is \['user'\]; name one of"),
     ({"lr": 0}, "lr is 0, so the rows would never change"),
     ({"lr": -1}, "lr is -1"),
     ({"optimizer": "adam"}, "optimizer is 'adam'; choose one of .*'lazy_adam'"),

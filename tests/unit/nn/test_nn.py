@@ -374,6 +374,7 @@ def test_mixed_precision_runs_forward_and_backward() -> None:
     [
         (lambda: heterogeneous("gcn", books()), "use 'rgcn'"),
         (lambda: heterogeneous("sagee", books()), "choose one of"),
+        (lambda: GNN("sage", books(), Shape(8, 2, 3)), "schema is a HeteroData; give store.schema"),
         (lambda: heterogeneous("gin", books()), "residual=True"),
         (lambda: heterogeneous("pna", books()), "PNA has one width .* use residual=True"),
         (lambda: heterogeneous("hgt", books(), heads=5), "out_channels=12 does not divide by heads=5"),

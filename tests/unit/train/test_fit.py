@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from torch import nn
 
 from hoploom import ConfigError, TrainError
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.loop import Outcome
-from hoploom.train.step import Training
+from hoploom.train.loop import Outcome, evaluate
+from hoploom.train.step import Learner, SideTask, Training
 from hoploom.train.tasks import NodeClassification
 
 pytestmark = pytest.mark.usefixtures("no_sync")
@@ -316,9 +317,28 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
 WRONG = [("epochs", -1), ("accumulate", 0), ("clip_norm", 0), ("clip_norm", math.nan), ("precision", "half")]
 
 
-@pytest.mark.parametrize(("name", "value"), [*WRONG, ("patience", 0), ("max_steps", 1.5)])
+@pytest.mark.parametrize(("name", "value"), [*WRONG, ("patience", 0), ("epochs", 0), ("max_steps", 1.5)])
 def test_wrong_options_are_refused(name: str, value: Any) -> None:
     assert_raises(ConfigError, f"{name} is {value!r}.*; give", Training, **{"epochs": 1} | {name: value})
+
+
+def test_a_loader_of_another_library_is_refused() -> None:
+    theirs: Any = torch.utils.data.DataLoader([1, 2])
+    said = "the loader is torch's DataLoader; give a loader of hoploom"
+    assert_raises(ConfigError, said, lambda: learner_of(loader=theirs))
+    assert_raises(ConfigError, said, lambda: SideTask(NodeClassification(2), theirs))
+    learner = learner_of()
+    assert_raises(ConfigError, said, lambda: evaluate(learner.model, theirs, learner.task, alone()))
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    mine, other = learner_of(), learner_of()
+    make = partial(Learner, mine.model, other.optimizer, mine.task, mine.loader)
+    assert_raises(ConfigError, "the optimizer has no parameter of the model; make it from", make)
+
+
+def test_a_validation_that_is_no_function_is_refused() -> None:
+    assert_raises(ConfigError, "validate is 0.5; give a function", lambda: run(learner_of(), validate=0.5))
 
 
 def test_a_loader_for_other_ranks_is_refused() -> None:
