@@ -198,7 +198,11 @@ def check_outputs(model: nn.Module, task: Task) -> None:
 
 def _is_built_in(module: nn.Module) -> bool:
     """Return whether this is a GNN of hoploom.nn or a BasicGNN of PyG whose forward is not overridden."""
-    return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (GNN.forward, GraphSAGE.forward, BasicGNN.forward)
+    return isinstance(module, (GNN, BasicGNN)) and type(module).forward in (
+        GNN.forward,
+        GraphSAGE.forward,
+        BasicGNN.forward,
+    )
 
 
 def _explained(error: Exception, model: nn.Module, batch: Batch, values: Mapping[str, Any]) -> ConfigError | None:
