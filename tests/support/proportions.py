@@ -38,12 +38,12 @@ def _binnings(num_values: int) -> list[Tensor]:
     return [values % NUM_BINS, values * NUM_BINS // num_values]
 
 
-def mrr_of_tastes(tastes: int, candidates: int) -> float:
+def mrr_of_tastes(tastes: int, candidates: int, items: int) -> float:
     """The MRR of who knows all tastes: candidates of a link's own taste are as good as the link itself.
 
-    Their number is binomial, and the link is anywhere among them.
+    Their number is binomial, and the link is anywhere among them. A candidate that is the link's own item is no rival.
     """
-    share, found = 1 / tastes, 0.0
+    share, found = 1 / tastes - 1 / items, 0.0
     for rivals in range(candidates + 1):
         chance = comb(candidates, rivals) * share**rivals * (1 - share) ** (candidates - rivals)
         found += chance * sum(1 / rank for rank in range(1, rivals + 2)) / (rivals + 1)

@@ -281,7 +281,7 @@ def test_tastes_are_found_without_features(tmp_path: Path) -> None:
     with init(device="cpu") as context:
         found = run(parse_run_file(RECOMMEND, keys, folder=tmp_path), context, progress=False)
     assert found.outcome.best is not None
-    assert found.outcome.best > 0.95 * mrr_of_tastes(TASTES, CANDIDATES)
+    assert found.outcome.best > 0.95 * mrr_of_tastes(TASTES, CANDIDATES, TASTES * KINDS)
 
 
 def test_exported_rows_are_features_of_another_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
