@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
 import hoploom
-from hoploom import Store, StoreError
+from hoploom import ConfigError, Store, StoreError
 from hoploom.inference import Inference, infer
 from hoploom.inference.files import RowFile
 from hoploom.inference.layerwise import Slices, plan_of
@@ -378,3 +378,13 @@ def test_private_memory_does_not_grow_with_the_graph(tmp_path: Path) -> None:
 def private_bytes() -> int:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+def test_the_store_may_be_a_path_and_is_no_graph(tmp_path: Path) -> None:
+    graph = graph_with_loops()
+    store = hoploom.from_pyg(graph).save(tmp_path / "graph.store")
+    model, given = GNN("sage", store.schema, Shape(8, 2, 4)), tmp_path / "graph.store"
+    infer(model, given, tmp_path / "out", inference=EVERYTHING)
+    assert_equal_to_forward(tmp_path / "out", model, graph)
+    with pytest.raises(ConfigError, match="store is a Data; give a store or its path"):
+        infer(model, graph, tmp_path / "other")
