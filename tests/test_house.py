@@ -32,18 +32,18 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
-    "config": 814,
+    "config": 817,
     "ops": 4817,
     "store": 4245,
     "sample": 1533,
     "ranks": 1995,
-    "load": 3327,
+    "load": 3332,
     "nn": 3143,
     "serve": 4270,
-    "train": 5337,
+    "train": 5404,
     "gpu": 2778,
     "inference": 1301,
-    "ranking": 1020,
+    "ranking": 1029,
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1789,
 }
-BUDGET, MOST_FILES = 49_938, 230
+BUDGET, MOST_FILES = 50_022, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
