@@ -33,25 +33,25 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 817,
-    "ops": 4817,
-    "store": 4245,
+    "ops": 4823,
+    "store": 4262,
     "sample": 1533,
     "ranks": 1995,
     "load": 3332,
-    "nn": 3143,
+    "nn": 3238,
     "serve": 4270,
-    "train": 5404,
+    "train": 5444,
     "gpu": 2778,
-    "inference": 1301,
+    "inference": 1304,
     "ranking": 1029,
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
     "deploy": 2702,
     "report": 1147,
-    "cli": 1789,
+    "cli": 1788,
 }
-BUDGET, MOST_FILES = 50_022, 230
+BUDGET, MOST_FILES = 50_182, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
