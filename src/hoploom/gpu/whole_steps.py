@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch_geometric.nn import LayerNorm
+from torch_geometric.nn import HeteroBatchNorm
 
 from hoploom.batch import Sampled, Seeds
 from hoploom.errors import ConfigError
@@ -26,15 +26,15 @@ from hoploom.gpu.batch_memory import BatchMemory, Pool, StagedValue
 from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, Capacity, fixed_capacity, plan_hops, used_capacity
 from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
-from hoploom.gpu.loading import DeviceSampling, device_assembler
+from hoploom.gpu.loading import DeviceLoading, DeviceSampling, device_assembler
 from hoploom.keys import as_int64
-from hoploom.load.assemble import Batch, spread_shared
+from hoploom.load.assemble import Batch, received, spread_shared
 from hoploom.load.maker import LocalMaker, NodeMaker
 from hoploom.load.order import StepShare
 from hoploom.nn import GNN, LayerView
 from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
-from hoploom.ops.deadline import HostCopy
+from hoploom.ops.deadline import HostCopy, on_host
 from hoploom.ranks.context import Context, OverRanks, unwrap
 from hoploom.schema import EDGE_ID, RelationName
 from hoploom.store.base import NO_IDS
@@ -46,7 +46,8 @@ from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from
 NEVER = 1 << 62  # a position that no edge has; F.pad takes numbers as float64
-PYG_NORMS = ("GraphNorm", "PairNorm", "MeanSubtractionNorm", "GraphSizeNorm", "HeteroBatchNorm")
+TOLERANCE = 1e-3  # of losses, between a batch with padding and the batch without
+MIXING = (_NormBase, OverRanks, HeteroBatchNorm)  # norms that mix the rows of a batch, but only in training
 
 
 class FixedBatch(BatchMemory):
@@ -220,7 +221,7 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
     loader, model, task = learner.loader, unwrap(learner.model), learner.task
     maker = getattr(loader, "maker", None)
     across = getattr(task, "across_ranks", False) and loader.world_size > 1
-    norms = [type(module).__name__ for module in model.modules() if _mixes_rows(module)]
+    norms = [type(module).__name__ for module in model.modules() if isinstance(module, MIXING)]
     reasons = [
         (bool(getattr(model, "edge_fields", ())), "read no fields of edges; make the model without edges and weights"),
         (bool(norms), f"have no {norms[:1]}, which reads unused rows, too; take a norm of each row"),
@@ -261,12 +262,6 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
     assert isinstance(maker, LocalMaker)
     check_optimizer(learner.optimizer, device, scheduled=learner.scheduler is not None)
     return maker
-
-
-def _mixes_rows(module: nn.Module) -> bool:
-    """Return whether this is a norm over all nodes of a batch, of torch, Hoploom or PyG."""
-    is_norm = isinstance(module, _NormBase | OverRanks) or type(module).__name__ in PYG_NORMS
-    return is_norm or (isinstance(module, LayerNorm) and module.mode == "graph")
 
 
 class WholeStep(Stepper):
@@ -332,6 +327,31 @@ class WholeStep(Stepper):
         self._step_optimizer = Recording(self._apply, self.learn_stream)
         self._slots = deque(FixedBatch(self) for _ in range(SLOTS))
         self._begun: tuple[int, FixedBatch | None] | None = None  # the next step, whose batch is being filled
+        if not self.views_edges:
+            self._check_rows(shares[0])
+
+    def _check_rows(self, share: StepShare) -> None:
+        """Raise ConfigError if the losses of a batch that fits the buffers change with its padding."""
+        slot, modes = self._slots[0], {module: module.training for module in self._model.modules()}
+        slot.fill(share)
+        self.learn_stream.wait_for(slot.filled)
+        assert slot.batch is not None
+        unpadded = received(DeviceLoading(self.maker, self.placed, self._context.timeout).make(share))
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                padded = self._losses_of(self.learner.task, slot.batch, enabled=False)
+                own = self._losses_of(self.learner.task, unpadded, enabled=False)
+        finally:
+            for module, was_training in modes.items():
+                module.training = was_training
+        self.learn_stream.record(slot.learned)
+        alike = torch.isclose(padded, own, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True).all()
+        if not on_host(alike, "computed a loss", self._context.timeout):
+            raise not_recordable(
+                "need outputs that depend only on the nodes that a node's edges reach, and those of this model change "
+                "with the padding of a batch; take no norm, mean or pooling over all rows"
+            )
 
     def close(self) -> None:
         """Wait for the device, and free the batches and recordings."""

@@ -8,15 +8,17 @@ from support.device_loaders import placed
 from support.models import books
 from support.whole_steps import BATCH, NUM_CLASSES, assert_same, homogeneous_learner, labelled, link_learner
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv, to_hetero
+from torch_geometric.nn import GraphNorm, LayerNorm, PairNorm, SAGEConv, to_hetero
 from torch_geometric.nn.models import GCN, GraphSAGE
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.transforms import ToUndirected
 
 import hoploom
 from hoploom import NeighborLoader
+from hoploom.gpu.whole_steps import WholeStep
+from hoploom.ranks.context import init
 from hoploom.train.link_prediction import LinkPrediction
-from hoploom.train.step import Learner
+from hoploom.train.step import Learner, Training
 from hoploom.train.tasks import NodeClassification, NodeRegression, SeveralTasks
 
 pytestmark = pytest.mark.usefixtures("no_sync", "one_thread")
@@ -76,6 +78,37 @@ MODELS = {
 def test_models_of_pyg_are_learned_whole(make: Any, device: torch.device) -> None:
     counts = assert_same(lambda *a, **o: pyg_learner(*a, make, **o), device, epochs=1)
     assert (counts.first, counts.overflowed, counts.shorter) == (3, 0, 1)
+
+
+class Mixing(nn.Module):
+    """A layer that reads all rows of a batch, before one of each row."""
+
+    def __init__(self, mix: Any) -> None:
+        super().__init__()
+        self.mix, self.lin = mix, nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.lin(self.mix(x))  # type: ignore[no-any-return]
+
+
+ALL_ROWS = {
+    "mean": lambda x: x - x.mean(0),
+    "virtual node": lambda x: torch.cat([x[:, :4], x[:, 4:].sum(0).expand(len(x), 4)], 1),
+    "GraphNorm": GraphNorm(8),
+    "LayerNorm": LayerNorm(8, mode="graph"),
+    "PairNorm": PairNorm(),
+}
+
+
+@pytest.mark.parametrize("mix", ALL_ROWS.values(), ids=ALL_ROWS)
+def test_a_model_that_reads_all_rows_of_a_batch_is_refused(mix: Any, device: torch.device) -> None:
+    learner = pyg_learner(device, lambda: Mixing(mix))
+    learner.model.lin.eval()  # type: ignore[operator, union-attr]
+    with pytest.raises(hoploom.ConfigError, match=r"whole steps need outputs that .* change with the padding"):
+        WholeStep(learner, Training(1), init(device=device))
+    assert [module.training for module in (learner.model, learner.model.lin)] == [True, False]  # type: ignore[union-attr]
+    learner = pyg_learner(device, lambda: Mixing(LayerNorm(8, mode="node")))
+    WholeStep(learner, Training(1, precision="bf16"), init(device=device)).close()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from support.graphs import ring
 from support.waiting import FROM_NUMBERS, NoWaiting
 from support.whole_steps import BATCH, NUM_CLASSES, homogeneous_learner, library_learner, link_learner, taken
 from torch.utils._python_dispatch import _disable_current_modes
-from torch_geometric.nn import GraphSAGE, LayerNorm, PairNorm
+from torch_geometric.nn import GraphSAGE, HeteroBatchNorm
 from torch_geometric.sampler import NegativeSampling
 from triton.runtime.interpreter import GridExecutor
 
@@ -345,8 +345,7 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
             "take blocks for the models of hoploom.nn only",
         ),
         ({"model": torch.nn.BatchNorm1d(2)}, "have no .'BatchNorm1d'., which reads unused rows"),
-        ({"model": PairNorm()}, "have no .'PairNorm'., which reads unused rows"),
-        ({"model": LayerNorm(2)}, "have no .'LayerNorm'., which reads unused rows"),
+        ({"model": HeteroBatchNorm(2, 1)}, "have no .'HeteroBatchNorm'., which reads unused rows"),
         ({"loader": {"disjoint": True}}, "disjoint or temporal"),
         ({"loader": {"subgraph_type": "induced"}}, "subgraph_type='induced'"),
         ({"loader": {"transform": lambda batch: batch}}, "do not go with transform"),
