@@ -204,13 +204,13 @@ class HGTConv(Conv):
 
     def _finished(self, name: str, sums: Tensor, x: Tensor, places: Tensor | None) -> Tensor:
         """Return a type's output rows from the sums of attention, which are zeros except at `places`, if given."""
-        last, is_skipped = self.out_lin.lins[module_name(name)], self.out_channels == x.shape[1]
-        share = self.skip[module_name(name)].sigmoid().to(x.dtype) if is_skipped else None
+        last = self.out_lin.lins[module_name(name)]
+        rows = ops.linear(sums, last.weight, last.bias if places is None else None)
+        x = x.to(rows.dtype)  # in mixed precision, rows may be narrower
+        share = self.skip[module_name(name)].sigmoid().to(rows.dtype) if self.out_channels == x.shape[1] else None
         if places is None:
-            rows = ops.linear(sums, last.weight, last.bias)
-            return rows if share is None else torch.lerp(x, rows, share.to(rows.dtype))
-        others: Tensor = last.bias.to(x.dtype).expand(len(x), -1)
-        rows = ops.linear(sums, last.weight).to(x.dtype)
+            return rows if share is None else torch.lerp(x, rows, share)
+        others: Tensor = last.bias.to(rows.dtype).expand(len(x), -1)
         if share is None:
             return others.index_add(0, places, rows)
         return torch.lerp(x, others, share).index_add_(0, places, rows * share)

@@ -47,6 +47,22 @@ def test_hgt_is_pygs_with_the_same_weights(out: int, heads: int, empty: bool) ->
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("occupied", [3, 20])
+@pytest.mark.parametrize("out", [8, 16])  # 8 has a residual
+def test_hgt_in_mixed_precision_has_one_dtype_whichever_destinations_have_edges(out: int, occupied: int) -> None:
+    torch.manual_seed(0)
+    x, relation = torch.randn(20, 8), ("a", "to", "a")
+    edge_index = torch.stack([torch.randint(20, (40,)), torch.arange(40) % occupied])
+    conv = hnn.HGTConv(8, out, (["a"], [relation]), heads=2)
+    again = hnn.HGTConv(out, out, (["a"], [relation]), heads=2)
+    exact = again(conv({"a": x}, {relation: edge_index}), {relation: edge_index})["a"]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = again(conv({"a": x}, {relation: edge_index}), {relation: edge_index})["a"]
+    assert found.dtype == torch.bfloat16
+    found.float().sum().backward()
+    torch.testing.assert_close(found.float(), exact, atol=0.05, rtol=0.05)
+
+
 RGCN: dict[str, dict[str, Any]] = {
     "plain": {},
     "add": {"aggr": "add", "root_weight": False, "bias": False},
