@@ -121,11 +121,16 @@ def _check(learner: Learner, context: Context, validate: Validate | None) -> Non
     if validate is not None and not callable(validate):
         raise ConfigError(f"validate is {validate!r:.80}; give a function of no argument that returns metrics")
     loader = learner.loader
-    for each in (loader, *(side.loader for side in learner.also.values())):
+    for each in learner.loaders:
         if (each.rank, each.world_size) != (context.rank, context.world_size):
             raise ConfigError(
                 f"the loader is for rank {each.rank} of {each.world_size}, this is rank {context.rank} of "
                 f"{context.world_size}; make it after hoploom.init(), without rank and world_size"
+            )
+        if not len(each):
+            raise ConfigError(
+                f"a loader makes no step: it has fewer seeds than batch_size={each.batch_size} on "
+                f"{each.world_size} ranks, and drop_last=True leaves them out; lower batch_size, or leave out drop_last"
             )
     averaging = [module for module in learner.model.modules() if isinstance(module, DistributedDataParallel)]
     averaged = {id(parameter) for module in averaging for parameter in module.parameters()}

@@ -170,11 +170,18 @@ class Learner:
 
     def __post_init__(self) -> None:
         check_loader(self.loader)
+        if len({id(each) for each in self.loaders}) < len(self.loaders):
+            raise ConfigError("two tasks have the same loader, which has one position; make a loader for each task")
         owned = {id(parameter) for parameter in self.model.parameters()}
         if owned and owned.isdisjoint(id(each) for group in self.optimizer.param_groups for each in group["params"]):
             raise ConfigError("the optimizer has no parameter of the model; make it from this model's parameters()")
         device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
         self.scaler = torch.amp.GradScaler(device)
+
+    @property
+    def loaders(self) -> tuple[Loader, ...]:
+        """The loaders of all tasks, the learner's own first."""
+        return self.loader, *(side.loader for side in self.also.values())
 
     def parts(self) -> dict[str, Stateful]:
         """Return the parts that a checkpoint must save so that training continues at the very next step."""
@@ -400,7 +407,7 @@ class Stepper(Closing):
             embedding.zero_grad()
         for left in reversed(range(accumulate)):
             timer.end("rest")
-            of_tasks = list(map(next, self._batches))
+            of_tasks = [next(batches) for batches in self._batches]
             timer.end("wait")
             step.seeds += loader.num_seeds(self._step)
             self._step += 1
@@ -439,7 +446,7 @@ class Stepper(Closing):
         Those of side tasks are scaled so that all, divided by the first task's rows, are the weighted sum of means.
         """
         tasks = self.learner.task, *(side.task for side in self.learner.also.values())
-        first, *others = map(self._losses_of, tasks, batches)
+        first, *others = [self._losses_of(task, batch) for task, batch in zip(tasks, batches, strict=True)]
         if not others:
             return first, first.numel()
         num_rows, *counts = self._context.sum(torch.tensor([first.numel(), *(own.numel() for own in others)])).tolist()

@@ -398,9 +398,9 @@ def test_a_checkpoint_is_due_at_once_then_after_the_interval_or_a_hundred_times_
 def test_without_an_interval_epochs_alone_are_saved(tmp_path: Path) -> None:
     assert not SaveClock(0.0).is_due
     learner = learner_of()
-    fuse = [None] * 3
-    learner.model.register_forward_pre_hook(lambda *arguments: fuse.pop())
-    with pytest.raises(IndexError):
+    fuse = iter([None] * 3)
+    learner.model.register_forward_pre_hook(lambda *arguments: next(fuse))
+    with pytest.raises(RuntimeError, match="StopIteration"):
         run(learner, folder=tmp_path, checkpoint_minutes=0.0)
     assert not (tmp_path / "last.safetensors").exists()
     assert_raises(ConfigError, r"checkpoint_minutes is -1; give minutes, or 0", Training, 1, checkpoint_minutes=-1)

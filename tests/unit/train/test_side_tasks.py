@@ -1,5 +1,6 @@
 """One model learns nodes and links: a batch of each in every step, weighted losses, one optimizer."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,24 @@ def test_both_tasks_are_learned() -> None:
     assert history[-1]["links_auroc"] > history[0]["links_auroc"]
 
 
+def _sides_of_one_loader() -> dict[str, SideTask]:
+    side = SideTask(LinkPrediction(), link_loader())
+    return {"links": side, "others": side}
+
+
+def _as_main_and_side() -> None:
+    learner = learner_of_both()
+    replace(learner, also={"again": SideTask(learner.task, learner.loader)})
+
+
+def _without_steps() -> SideTask:
+    return SideTask(LinkPrediction(), link_loader(batch_size=100, drop_last=True))
+
+
+def _main_without_steps() -> None:
+    run(replace(learner_of_both(), loader=train_loader(batch=1000, drop_last=True)))
+
+
 def _other_ranks() -> SideTask:
     two: Any = SimpleNamespace(rank=0, world_size=2)
     return SideTask(LinkPrediction(), link_loader(two))
@@ -118,6 +137,13 @@ def _other_ranks() -> SideTask:
     [
         (lambda: SideTask(LinkPrediction(), link_loader(), -1.0), r"weight is -1\.0; give a number of at least 0"),
         (lambda: run(learner_of_both(also={"links": _other_ranks()})), "the loader is for rank 0 of 2, this is rank 0"),
+        (lambda: learner_of_both(also=_sides_of_one_loader()), "two tasks have the same loader"),
+        (_as_main_and_side, "two tasks have the same loader"),
+        (
+            lambda: run(learner_of_both(also={"links": _without_steps()})),
+            "no step: .* batch_size=100 .* drop_last=True",
+        ),
+        (_main_without_steps, "no step: .* batch_size=1000 .* drop_last=True"),
     ],
 )
 def test_side_tasks_that_cannot_be_are_refused(make: Any, message: str) -> None:
