@@ -159,7 +159,7 @@ Maxima<T> plain_maxima(const OwnedLists<Id>& lists, const Table<T>& x, const Hea
       int32_t winner = lists.length(i) ? 0 : -1;
       const auto value = [&](int64_t k) {
         const int64_t e = lists.indptr[size_t(i)] + k;
-        return weights.of(lists.place(e), c, x.width) * x.at(lists.row(e), c);
+        return weights.of(size_t(e), c, x.width) * x.at(lists.row(e), c);
       };
       for (int64_t k = 1; k < lists.length(i); ++k)
         if (!std::isnan(value(winner)) && !(value(k) <= value(winner))) winner = int32_t(k);
