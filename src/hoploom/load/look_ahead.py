@@ -227,7 +227,8 @@ def _id_dtype(schema: Schema, owner: TypeKey) -> np.dtype[Any]:
 class LookAhead(Maker):
     """A maker that fetches rows for `num_steps` steps at a time; None: as many as fit in `window` or `scratch`.
 
-    Subclasses override `sample`, `wanted`, `new_window` and `finish` to make batches somewhere else.
+    To make batches on a device, a subclass overrides `least_group` and the methods `make`, `sample`, `wanted`,
+    `new_window`, `fetch`, `finish` and `stages`.
     """
 
     least_group = 2  # a smaller group has no `fetch`: the rows of a batch are requested when it is assembled
