@@ -22,7 +22,7 @@ from support.batches import assert_same_batches
 from support.device_loaders import nodes, placed
 from support.graphs import random_graph
 from support.kernel_calls import started
-from support.kernel_forms import frontier_of, lists_of, no_faults, number, picks_of, rule_of
+from support.kernel_forms import frontier_of, lists_of, no_faults, picks_of, rule_of
 from support.kernel_maps import Hop, is_empty, kinds, make, wanted
 from torch import Tensor
 from triton.runtime import interpreter
@@ -399,7 +399,7 @@ def batches() -> None:
 
 
 def gathers() -> list[Tensor]:
-    """Rows from three pieces of memory, with ids that there are not and fewer rows than there is room."""
+    """Rows from three pieces of memory, with ids that there are not."""
     wanted_ids, made = torch.tensor([*drawn(50, 20), 50, -1, *drawn(50, 10, 1)]), []
     for width in (1, 10):
         rows = torch.randn(50, width, generator=torch.Generator().manual_seed(width))
@@ -414,7 +414,7 @@ def pieces(rows: Tensor) -> list[tuple[int, Tensor]]:
 
 def gathered(segments: Segments, wanted_ids: Tensor) -> list[Tensor]:
     out, faults = torch.zeros(len(wanted_ids), *segments.shape, dtype=segments.dtype), no_faults(HERE)
-    return [gather(segments, wanted_ids, out, faults=faults, size=number(29, HERE)), faults]
+    return [gather(segments, wanted_ids, out, faults=faults), faults]
 
 
 def reductions() -> list[Tensor]:

@@ -23,7 +23,7 @@ WIDEST = 512  # most columns of a tile
 
 # Arguments that change from batch to batch, which must not recompile kernels. Only the alignment of `out` gives speed.
 SIZES = ["num_rows", "num_segments", "end"]
-ANYWHERE = ["ids", "bounds", "bases", "faults", "size"]
+ANYWHERE = ["ids", "bounds", "bases", "faults"]
 
 BAD_SOURCE = tl.constexpr(SOURCE_OUT_OF_RANGE)
 
@@ -54,9 +54,12 @@ class Segments:
                 raise ConfigError(f"{of_shape} not contiguous; make them so")
             if device.type == "cuda" and piece.numel() and not (piece.is_cuda or piece.is_pinned()):
                 raise ConfigError(f"{of_shape} in host memory that {device} cannot read; pin them")
+        columns = [[first for first, _ in pieces], [piece.data_ptr() for piece in rows]]
+        table = torch.tensor(columns, dtype=torch.int64, pin_memory=device.type == "cuda")  # copied without a wait
+        bounds, bases = table.to(device, non_blocking=True)
         return cls(
-            bounds=torch.tensor([first for first, _ in pieces], dtype=torch.int64, device=device),
-            bases=torch.tensor([piece.data_ptr() for piece in rows], dtype=torch.int64, device=device),
+            bounds=bounds,
+            bases=bases,
             end=ends[-1],
             shape=shape,
             dtype=dtype,
@@ -65,8 +68,8 @@ class Segments:
         )
 
 
-def gather(segments: Segments, ids: Tensor, out: Tensor, *, faults: Tensor, size: Tensor | None = None) -> Tensor:
-    """Copy the row of ids[i] to out[i], for all i or i < `size`. Ids out of range are skipped and set `faults`."""
+def gather(segments: Segments, ids: Tensor, out: Tensor, *, faults: Tensor) -> Tensor:
+    """Copy the row of ids[i] to out[i], for all i. Ids out of range are skipped and set `faults`."""
     assert (out.dtype, out.shape) == (segments.dtype, (ids.numel(), *segments.shape))
     assert out.is_contiguous()
     if out.numel() == 0:
@@ -77,7 +80,7 @@ def gather(segments: Segments, ids: Tensor, out: Tensor, *, faults: Tensor, size
     width, written = math.prod(segments.shape) * out.itemsize // word, out.view(-1).view(torch.uint8).view(WORDS[word])
     columns = columns_of(width)
     tile = TILE // columns
-    arguments = ids, written, segments.bounds, segments.bases, faults, size, ids.numel(), num_segments, segments.end
+    arguments = ids, written, segments.bounds, segments.bases, faults, ids.numel(), num_segments, segments.end
     constants = {"STEPS": (num_segments - 1).bit_length(), "WIDTH": width, "ALIGN": align, "ROWS": tile}
     grid = blocks_of(ids.numel(), tile)
     launch(copy_rows, grid, *arguments, device=ids.device, COLUMNS=columns, **constants)
@@ -92,12 +95,10 @@ def columns_of(width: int) -> int:
 
 
 @triton.jit
-def rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS: tl.constexpr, ROWS: tl.constexpr):
+def rows_at(ids, bounds, faults, num_rows, num_segments, end, STEPS: tl.constexpr, ROWS: tl.constexpr):
     """Return, for a program's rows: index in `out`, segment, index within the segment, and the mask of valid rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < num_rows
-    if size is not None:
-        live = live & (row < tl.load(size))
     id = tl.load(ids + row, mask=live, other=0).to(tl.int64)
     inside = (id >= tl.load(bounds)) & (id < end)
     if tl.max((live & (inside == 0)).to(tl.int32), 0) > 0:
@@ -113,11 +114,11 @@ def rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS: tl.co
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=ANYWHERE)
 def copy_rows(
-    ids, out, bounds, bases, faults, size, num_rows, num_segments, end,
+    ids, out, bounds, bases, faults, num_rows, num_segments, end,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Copy rows of WIDTH words each, in tiles as wide as a row if possible, so that full cache lines are read."""
-    row, segment, place, live = rows_at(ids, bounds, faults, size, num_rows, num_segments, end, STEPS, ROWS)
+    row, segment, place, live = rows_at(ids, bounds, faults, num_rows, num_segments, end, STEPS, ROWS)
     word: tl.constexpr = out.dtype.element_ty
     start = tl.load(bases + segment, mask=live, other=0) + place * (WIDTH * (word.primitive_bitwidth // 8))
     kept = tl.multiple_of(start.to(tl.pointer_type(word))[:, None], [ALIGN, ALIGN])
