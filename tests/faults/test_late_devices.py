@@ -14,6 +14,7 @@ from hoploom.nn.relational import _types_of
 from hoploom.ops import InEdges
 from hoploom.ops.deadline import HostCopy
 from hoploom.ranks.context import init
+from hoploom.store import Wanted
 from hoploom.system import StopRequests
 from hoploom.train.checkpoint import write_state
 from hoploom.train.step import Stepper, Training
@@ -50,11 +51,19 @@ def test_the_scaler_of_half_precision_reads_no_device_that_hangs(
 ) -> None:
     learner, context = homogeneous_learner(device), init(device=device, timeout=7)
     stepper = Stepper(learner, Training(1, precision="fp16"), context, None)
-    stepper.steps().take(StopRequests())
+    with stepper.steps() as steps:
+        steps.take(StopRequests())
     request.getfixturevalue("hung")
     monkeypatch.setattr(stepper._scaler, "get_scale", lambda: pytest.fail("it was read"))
     with pytest.raises(TrainError, match=r"^epoch 1 step 2: the device has not computed the gradients within 7 s; "):
         stepper._update(1.0)
+
+
+def test_rows_that_the_host_keeps_wait_for_no_ids_for_ever(device: torch.device, hung: None) -> None:
+    with hoploom.place(hoploom.from_pyg(ring(12)), topology=str(device)) as store:
+        assert store.placed is not None
+        with pytest.raises(TimeoutError, match=rf"^the device has not computed ids within 600 s; {BUSY}$"):
+            store.placed.gather([Wanted("node", "x", torch.arange(3, device=device))])
 
 
 def test_no_checkpoint_is_written_of_a_state_that_never_comes(tmp_path: Path, hung: None) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hoploom import ops
 from hoploom.config.values import aligned, as_bytes, as_share
 from hoploom.errors import ConfigError, StoreError
-from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle
+from hoploom.ops.deadline import BUSY, CLOSE_DEADLINE, idle, on_host
 from hoploom.ops.kernels.gather import Segments, gather
 from hoploom.ops.kernels.launch import DeviceLists
 from hoploom.schema import DTYPES, EDGE_ID, Field, Schema, TypeKey
@@ -187,8 +188,9 @@ class PlacedStore(Closing):
         if name == EDGE_ID and name not in self.schema.relation(owner).fields:  # type: ignore[arg-type]
             out.copy_(ids)
         else:
-            (rows,) = self.host.gather([Wanted(owner, name, ids.cpu())])
-            out.copy_(rows)
+            empty = ops.empty_pinned if out.is_cuda else ops.empty
+            (rows,) = self.host.gather([Wanted(owner, name, on_host(ids, "computed ids"))], empty=empty)
+            out.copy_(rows, non_blocking=True)
         return out
 
     def _check_ids(self, owner: TypeKey, name: str, ids: Tensor) -> None:
