@@ -17,7 +17,7 @@ from torch import Tensor
 from hoploom import ops
 from hoploom.errors import PeerError
 from hoploom.gpu.batch_memory import Pool, map_tensors
-from hoploom.gpu.capacity import FAULT
+from hoploom.gpu.capacity import FAULT, ZERO
 from hoploom.gpu.device_hops import fault_of
 from hoploom.gpu.loading import DeviceLoading, OnDevice
 from hoploom.gpu.placed_store import PlacedStore
@@ -39,14 +39,15 @@ from hoploom.store.sharded import ShardWrapper
 
 DEADLINE = 60.0  # seconds for the device
 LATE = f"the device has not answered within {DEADLINE:g} s; {BUSY}"
+NODES, PICKS = FAULT + 1, FAULT + 2  # slots of a hop's sizes, after ZERO and FAULT
 MOST_LOADERS = 8  # kinds of batches whose buffers are kept, of the loaders that asked last
 
 
 def answer_on_device(store: Store) -> Store:
     """Return a placed store whose parts answer from the device, and whose batches for clients are made there."""
-    parts, placed = iter(store.parts), store.placed
-    rows = {key: Segments.of(own, placed.device) for key, own in placed.partial.items()}
-    placed, pool = replace(placed, fields={**placed.fields, **rows}), Pool(placed.device, DEADLINE)
+    parts, here = iter(store.parts), store.placed
+    rows = {key: Segments.of(own, here.device) for key, own in here.partial.items()}
+    placed, pool = replace(here, fields={**here.fields, **rows}), Pool(here.device, DEADLINE)
     shards = [
         shard if isinstance(shard, Absent) else PlacedShard(shard, next(parts), placed, pool) for shard in store.shards
     ]
@@ -58,8 +59,10 @@ def _or_another_server() -> Iterator[None]:
     """Turn errors of the device into one after which a client asks another server."""
     try:
         yield
-    except (TimeoutError, torch.OutOfMemoryError) as error:
+    except TimeoutError as error:
         raise PeerError(f"{error}"[:400]) from error
+    except torch.OutOfMemoryError as error:
+        raise PeerError(f"{error}"[:400] + "; lower the fanouts or batch_size, or start another server") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +73,38 @@ class ServingDevice(OnDevice):
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve(self, maker: LocalMaker, share: StepShare, options: Hashable, reserve: Callable[[int], None]) -> Batch:
-        """Return a batch, made on the device and copied to the host. After an error, its kind gets new buffers."""
-        try:
-            with _or_another_server():
-                with self.lock:
-                    loading = self.loadings.pop(options, None) or DeviceLoading(maker, self.placed, DEADLINE)
-                    if len(self.loadings) == MOST_LOADERS:
-                        del self.loadings[next(iter(self.loadings))]
-                    self.loadings[options] = loading
-                batch = received(loading.make(share, maker))
+        """Return a batch, made on the device and copied to the host. After an error of the device, drop its buffers."""
+        with _or_another_server():
+            try:
+                batch = self._made(maker, share, options)
                 reserve(sum(tensor.nbytes for tensor in tensors_in(batch)))
                 copies = deque(map(HostCopy, tensors_in(batch)))
                 for storage in batch.stores:
                     on_host = map_tensors(storage._mapping, lambda _: copies.popleft().wait(DEADLINE, LATE))
                     storage._mapping.update(on_host)
                 return batch
-        except BaseException:
+            except (TimeoutError, torch.OutOfMemoryError):
+                with self.lock:
+                    self.loadings.pop(options, None)
+                raise
+
+    def _made(self, maker: LocalMaker, share: StepShare, options: Hashable) -> Batch:
+        """Return a batch on the device. If memory is short, drop the buffers of all kinds and try once more."""
+        try:
+            return received(self._loading(maker, options).make(share, maker))
+        except torch.OutOfMemoryError:
             with self.lock:
-                self.loadings.pop(options, None)
-            raise
+                self.loadings.clear()
+        return received(self._loading(maker, options).make(share, maker))
+
+    def _loading(self, maker: LocalMaker, options: Hashable) -> DeviceLoading:
+        """Return the object that makes the batches of one kind, now the kind used last."""
+        with self.lock:
+            loading = self.loadings.pop(options, None) or DeviceLoading(maker, self.placed, DEADLINE)
+            if len(self.loadings) == MOST_LOADERS:
+                del self.loadings[next(iter(self.loadings))]
+            self.loadings[options] = loading
+            return loading
 
 
 @dataclass(frozen=True)
@@ -120,13 +136,14 @@ class PlacedShard(ShardWrapper):
     def _begin_hop(self, lists: DeviceLists, frontier: Frontier, rule: Rule, most: int) -> Callable[[], Picks]:
         """Begin to sample at most `most` in-edges of one relation; the returned function returns them."""
         device, count = self.placed.device, frontier.nodes.numel()
-        sizes = torch.tensor([[0, 0], [0, 0], [count, 0], [0, 0]])  # zero, FAULT, nodes, picks
+        sizes = torch.zeros(PICKS + 1, 2, dtype=torch.int64)
+        sizes[NODES, 0] = count
         read = frontier.nodes, frontier.trees, rule.excluded, torch.tensor(as_int64(rule.key)), sizes
         with self._on_device(read) as (nodes, trees, excluded, key, sizes):
             sources, edges, destinations = columns = torch.empty([3, most], dtype=torch.int64, device=device)
             indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
-            picks = DevicePicks(sources, edges, destinations, DeviceSpan(sizes[0, 0], sizes[3, 0], most), indptr)
-            expanded = DeviceFrontier(nodes, DeviceSpan(sizes[0, 0], sizes[2, 0], count), trees)
+            picks = DevicePicks(sources, edges, destinations, DeviceSpan(sizes[ZERO, 0], sizes[PICKS, 0], most), indptr)
+            expanded = DeviceFrontier(nodes, DeviceSpan(sizes[ZERO, 0], sizes[NODES, 0], count), trees)
             sample(lists, expanded, rule._replace(key=key, excluded=excluded), picks, sizes[FAULT, :1])
             copies = HostCopy(sizes), HostCopy(indptr)
 
@@ -137,7 +154,7 @@ class PlacedShard(ShardWrapper):
                 if (fault := fault_of(found)) is not None:
                     raise fault
                 with self.pool.side_stream():
-                    copied = HostCopy(columns[:2, : found[3]].contiguous())
+                    copied = HostCopy(columns[:2, : found[PICKS]].contiguous())
                 return Picks(offsets.diff(), *copied.wait(DEADLINE, LATE))
 
         return finish

@@ -17,6 +17,7 @@ from hoploom import ConfigError, PeerError
 from hoploom.cli.serving import placed_for_clients
 from hoploom.deploy import device_server
 from hoploom.deploy.device_server import PlacedShard, ServingDevice
+from hoploom.gpu.loading import DeviceLoading
 from hoploom.ops.deadline import HostCopy
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.wire import Message
@@ -55,6 +56,9 @@ GATHER = {"ask": "gather", "part": 1, "wanted": [["node", "x", 0]]}
 IDS = torch.arange(30, 40)
 
 
+FULL = "CUDA out of memory; lower the fanouts or batch_size, or start another server"
+
+
 def late(copied: HostCopy, seconds: float, message: str) -> Tensor:
     raise TimeoutError(message)
 
@@ -67,7 +71,7 @@ def no_memory(*_: Any, **__: Any) -> Any:
     ("fail", "said"),
     [
         (lambda patch: patch.setattr(HostCopy, "wait", late), "the device has not .* within 60 s; see what else keeps"),
-        (lambda patch: patch.setattr("hoploom.gpu.batch_memory.Pool.stage", no_memory), "CUDA out of memory"),
+        (lambda patch: patch.setattr("hoploom.gpu.batch_memory.Pool.stage", no_memory), FULL),
     ],
     ids=["late", "full"],
 )
@@ -101,6 +105,32 @@ def test_buffers_are_kept_of_the_kinds_of_batches_asked_for_last(server: GraphSe
     assert second not in kept(server)
     server.service.answer(requests[0])
     assert kept(server)[first] is loading
+
+
+def test_buffers_are_dropped_where_memory_is_short_and_kept_where_a_client_is_wrong(
+    server: GraphServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = asked(server), asked(server, 5)
+    second.header["description"]["sampling"] = {**second.header["description"]["sampling"], "fanouts": [[3]]}
+    expected = server.service.answer(first).whole_tensors
+    server.service.answer(second)
+    (_, other), make, num_made = kept(server), DeviceLoading.make, list[int]()
+
+    def short_once(loading: DeviceLoading, *given: Any) -> Any:
+        num_made.append(len(kept(server)))
+        return no_memory() if len(num_made) == 1 else make(loading, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceLoading, "make", short_once)
+        made = server.service.answer(first).whole_tensors
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(made, expected, strict=True))
+    assert num_made == [2, 1]
+    assert other not in kept(server)
+    (before,) = kept(server).values()
+    server._batch_service().budget.size = 1000
+    with pytest.raises(ConfigError, match="the server has 1000 for all batches"):
+        server.service.answer(asked(server, 30))
+    assert list(kept(server).values()) == [before]
 
 
 def test_a_batch_that_never_fits_the_servers_memory_is_refused_before_it_is_copied(
