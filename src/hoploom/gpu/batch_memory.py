@@ -78,11 +78,11 @@ class Pool(Closing):
                 self._sizes[number] = size + size // MARGIN
             return self._sizes[number]
 
-    def begin(self, consumer: Any) -> deque[Tensor]:
-        """Return memory for one more batch: a block for each tensor, as large as earlier batches needed."""
+    def begin(self, number: int, consumer: Any) -> deque[Tensor]:
+        """Return memory for a batch's tensors from `number` on: blocks as large as earlier batches needed."""
         with self._lock:
-            self._num_begun += 1
-            sizes = list(self._sizes)
+            self._num_begun += number == 0
+            sizes = self._sizes[number:]
         return self.blocks(sizes, consumer)
 
     def reserve(self, most: int, consumer: Any) -> None:
@@ -147,13 +147,13 @@ class BatchMemory:
         self._pool, self._number = pool, 0
         self.consumer = pool.consumer
         self.own: set[int] = set()  # addresses of its blocks
-        self._blocks: deque[Tensor] | None = None  # blocks not used yet; the first call of `empty` allocates them
+        self._blocks: deque[Tensor] | None = None  # blocks not used yet; `empty` allocates them if it is None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised tensor on the device."""
         size = math.prod(shape) * dtype.itemsize
         if self._blocks is None:
-            self._blocks = self._pool.begin(self.consumer)
+            self._blocks = self._pool.begin(self._number, self.consumer)
         held = self._pool.block_size(self._number, size)
         self._number += 1
         block = self._blocks.popleft() if self._blocks else None
@@ -164,9 +164,13 @@ class BatchMemory:
         self.own.add(block.untyped_storage().data_ptr())
         return block[:size].view(dtype).view(tuple(shape))
 
+    def drop_unused(self) -> None:
+        """Give up the blocks that are not used yet. The next call of `empty` allocates them again."""
+        self._blocks = None
+
     def reserve(self, most: int) -> None:
         """Reserve memory for `most` batches of this size. Call it when this batch is complete."""
-        self._blocks = None
+        self.drop_unused()
         self._pool.reserve(most, self.consumer)
 
     def copy(self, tensor: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ the device always has work. Costs two sets of buffers per loop, each for the lar
 """
 
 import copy
+import sys
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -187,6 +188,14 @@ class DeviceSampling:
 # --- batches -------------------------------------------------------------------------------------
 
 
+class SampledBatch(NamedTuple):
+    """A sampled batch on the device, the batch where it was sampled, and the memory of the first."""
+
+    sampled: Sampled
+    known: Sampled
+    memory: BatchMemory
+
+
 class DeviceLoading(Maker):
     """Makes the batches of a loader whose store is placed, in two stages; only the second waits for the device."""
 
@@ -201,7 +210,9 @@ class DeviceLoading(Maker):
             self._sampling = DeviceSampling(maker, placed, self.pool)
         self.samples_on_device = isinstance(self._sampling, DeviceSampling)
         self._maker, self.assembler = maker, device_assembler(maker.assembler, placed, BatchMemory(self.pool))
-        self._buffers = threading.BoundedSemaphore(BEGUN)  # sets of buffers of batches made at once
+        # Sets of buffers to sample in, of batches made at once. A loop has its own, as it may be left with some begun.
+        self._most_begun = BEGUN if self.samples_on_device else sys.maxsize
+        self._idle = threading.BoundedSemaphore(self._most_begun)
 
     @property
     def num_redone(self) -> int:
@@ -212,23 +223,14 @@ class DeviceLoading(Maker):
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
         """Yield the functions `begin` and `finish` that make each batch of `order`; at the end, wait for the device."""
         window = pipeline.num_ahead + 2  # batches alive: those ahead, one being made, and the consumer's
-        idle = threading.BoundedSemaphore(BEGUN if self.samples_on_device else window)  # sets of sampling buffers
+        idle = threading.BoundedSemaphore(self._most_begun)
 
         def begin(step: int) -> Any:
-            if not idle.acquire(timeout=pipeline.deadline):
-                raise TimeoutError(f"no batch before it was cut out within {pipeline.deadline:g} s")
-            try:
-                return self._sampling.begin(order.step(step))
-            except BaseException:
-                idle.release()
-                raise
+            return self._begin(idle, order.step(step))
 
         def finish(step: int, begun: Any, fetched: None) -> Arriving:
             memory = BatchMemory(self.pool)
-            try:
-                sampled = self._sampling.finish(begun, memory)
-            finally:
-                idle.release()
+            sampled = self._finish(idle, begun, memory)
             made = self.assembled(sampled, memory)
             memory.reserve(window)
             return made
@@ -240,16 +242,30 @@ class DeviceLoading(Maker):
     def make(self, share: StepShare, maker: LocalMaker | None = None) -> Arriving:
         """Return the batch of these seeds, made at once on this thread; they are those of `maker`, if given."""
         self.pool.use_current_stream()
-        sampled, _, memory = self.sampled(share, maker)
-        return self.assembled(sampled, memory)
+        batch = self.sampled(share, maker)
+        return self.assembled(batch.sampled, batch.memory)
 
-    def sampled(self, share: StepShare, maker: LocalMaker | None = None) -> tuple[Sampled, Sampled, BatchMemory]:
-        """Sample a batch at once. Return it on the device, then where it was sampled, and the memory it is in."""
-        memory = BatchMemory(self.pool)
-        with self._buffers if self.samples_on_device else nullcontext():
-            begun: Any = self._sampling.begin(share, maker)
-            sampled = self._sampling.finish(begun, memory)
-        return sampled, begun.value if isinstance(begun, StagedValue) else sampled, memory
+    def sampled(self, share: StepShare, maker: LocalMaker | None = None) -> SampledBatch:
+        """Sample a batch at once."""
+        memory, begun = BatchMemory(self.pool), self._begin(self._idle, share, maker)
+        sampled = self._finish(self._idle, begun, memory)
+        return SampledBatch(sampled, sampled if self.samples_on_device else begun.value, memory)
+
+    def _begin(self, idle: threading.BoundedSemaphore, share: StepShare, maker: LocalMaker | None = None) -> Any:
+        """Begin to sample a batch, once a set of buffers is idle."""
+        if not idle.acquire(timeout=self.pool.deadline):
+            raise TimeoutError(f"no buffers to sample in were free within {self.pool.deadline:g} s")
+        try:
+            return self._sampling.begin(share, maker)
+        except BaseException:
+            idle.release()
+            raise
+
+    def _finish(self, idle: threading.BoundedSemaphore, begun: Any, memory: BatchMemory) -> Sampled:
+        try:
+            return self._sampling.finish(begun, memory)
+        finally:
+            idle.release()
 
     def assembled(self, sampled: Sampled, memory: BatchMemory, **of_batch: Any) -> Arriving:
         """Return the batch, made by the assembler with its settings `of_batch` changed."""
@@ -324,11 +340,12 @@ class DeviceAhead(LookAhead):
     def sample(self, share: StepShare) -> SampledAhead:
         pool, assembler = self.loading.pool, self.loading.assembler
         sampled, known, memory = self.loading.sampled(share)
+        memory.drop_unused()  # the batch waits for its rows
         keys = [(ids_key(want.owner, want.ids), want.field) for want in assembler.wanted(sampled)]
         wanted = [(key, name) for key, name in keys if (key[0], name) in self._placed.partial]
         ids = {key: want.ids for (key, _), want in zip(keys, assembler.wanted(known), strict=True)}
         with pool.side_stream():
-            copies = {key: HostCopy(ids[key]) for key, _ in wanted}
+            copies = {key: HostCopy(ids[key]) for key in dict.fromkeys(key for key, _ in wanted)}
         late = f"the device has not copied ids within {pool.deadline:g} s; {BUSY}, or raise timeout"
         on_host = {key: one.wait(pool.deadline, late) for key, one in copies.items()}
         return SampledAhead(sampled, memory, on_host, [Wanted(key[0], name, on_host[key]) for key, name in wanted])
@@ -359,9 +376,8 @@ class DeviceAhead(LookAhead):
         return self.loading.assembled(sampled.sampled, sampled.memory, placed=placed, numbers=on_device)
 
     def make(self, share: StepShare) -> Arriving:
-        self.loading.pool.use_current_stream()
-        sampled = self.sample(share)
-        return self.finish(sampled, self.fetch([sampled], {})[id(sampled)])
+        """Return the batch of these seeds, made without a window: its rows come by way of the host."""
+        return self.loading.make(share)
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:
@@ -433,7 +449,7 @@ class OnDevice(Deployment):
         loading = DeviceLoading(maker, self.placed, deadline)
         if self.placed.partial:
             return DeviceAhead(maker, loading, look_ahead or self.look_ahead)
-        if isinstance(local_producer(maker, look_ahead or 1), LookAhead):
+        if not self.placed.fields and isinstance(local_producer(maker, look_ahead or 1), LookAhead):
             raise ConfigError(
                 "look_ahead is set, but features are not placed; give place features=, or leave look_ahead out"
             )

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ import torch
 from support.batches import assert_same, assert_same_batches, contents, on_host, same_value
 from support.device_loaders import loading, nodes, placed
 from support.graphs import library, random_graph, ring
+from support.placements import within
 from support.shards import spread
 from support.waiting import NoWaiting
 from torch import Tensor
@@ -84,6 +86,23 @@ def test_rows_of_other_processes_come_without_look_ahead(device: torch.device) -
     assert_same_batches(ends(nodes(whole)), map(on_host, ends(nodes(store))))
     with pytest.raises(ConfigError, match="look_ahead is set, but features are not placed; give place features="):
         nodes(store, look_ahead=3)
+
+
+def test_a_store_with_a_memory_budget_that_is_placed_has_no_rows_to_look_ahead_for(
+    device: torch.device, tmp_path: Path
+) -> None:
+    hoploom.from_pyg(ring(40)).save(tmp_path / "store")
+    with placed(hoploom.open(tmp_path / "store", memory=within(tmp_path / "store", 0.15)), device) as store:
+        assert_same_batches(ends(nodes(hoploom.from_pyg(ring(40)))), map(on_host, ends(nodes(store, look_ahead=2))))
+
+
+def test_a_batch_made_at_once_waits_for_buffers_until_its_deadline(graph: Store, device: torch.device) -> None:
+    there = loading(nodes(placed(graph, device), timeout=1))
+    while there._idle.acquire(blocking=False):
+        pass
+    there.pool.deadline = 0.01
+    with pytest.raises(TimeoutError, match=r"no buffers to sample in were free within 0\.01 s"):
+        there.make(nodes(graph).rehearsal().step(0))
 
 
 def test_batches_go_to_the_host_where_that_is_asked_for() -> None:
@@ -310,6 +329,17 @@ def test_a_batch_takes_its_blocks_all_at_once(taken: list[list[int]], device: to
     assert taken == [[170, 0, 340], [425], [34]]  # what is larger than before, or new, by itself
     assert len({block.data_ptr() for block in blocks if block.nbytes()}) == 3  # each goes when its tensor goes
     assert {block.data_ptr() for block in blocks if block.nbytes()} == second.own
+
+
+def test_a_batch_that_waits_for_rows_has_no_blocks_for_them(taken: list[list[int]], device: torch.device) -> None:
+    pool = pool_of(device)
+    for _ in range(2):
+        memory = BatchMemory(pool)
+        kept = memory.empty((16,), torch.uint8)
+        memory.drop_unused()
+        rows = [memory.empty((size,), torch.uint8) for size in (160, 320)]
+    assert taken[-2:] == [[17, 170, 340], [170, 340]]
+    assert {block.untyped_storage().data_ptr() for block in (kept, *rows)} == memory.own
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])

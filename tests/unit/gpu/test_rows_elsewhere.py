@@ -17,9 +17,11 @@ from support.shards import elsewhere_of, spread
 
 import hoploom
 from hoploom import PeerError, Store
+from hoploom.gpu import loading
 from hoploom.gpu.loading import DeviceAhead
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Pipeline
+from hoploom.ops.deadline import HostCopy
 from hoploom.serve.connect import RemotePart
 from hoploom.store import Wanted
 from hoploom.store.row_cache import cached
@@ -97,6 +99,21 @@ def test_cached_rows_are_on_the_device_and_are_not_asked_for(device: torch.devic
         assert x.device_bytes == 12 * 4 * width
     asked = {v for shard in elsewhere_of(ring_store) for v in shard.rows_of("node", "x")}
     assert asked == set(range(10, 40)) - filled
+
+
+def test_ids_are_copied_to_the_host_once_whatever_the_number_of_fields(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ring(40)
+    data.z = data.x + 1
+    copied = list[int]()
+    monkeypatch.setattr(loading, "HostCopy", lambda ids: copied.append(ids.numel()) or HostCopy(ids))
+    store = spread(hoploom.from_pyg(data), 4, here=[0], whole_topology=True)
+    with _placed(store, device) as placed:
+        batch = next(iter(_in_order(placed, look_ahead=1)))
+        assert torch.equal(batch.z, batch.x + 1)
+    begun = [number for number in copied if number > 4]  # others are of sizes
+    assert begun.count(batch.num_nodes) == 1
 
 
 def test_one_batch_and_rows_by_id_are_right_too(device: torch.device) -> None:
