@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hoploom.ops.edges import INT32_MAX, InEdges
+from hoploom.ops.edges import INT32_MAX, InEdges, state_of
 from hoploom.ops.rows import runs_in_core
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
@@ -31,7 +31,8 @@ GIVEN = "Tensor[] tensors, SymInt[] numbers, str form"
 _parsed = lru_cache(1024)(ast.literal_eval)
 UNTRACKED = torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView  # inside of operators
 
-# Each operator makes its own InEdges of the same tensors. An entry is dropped with its tensor, `sources`.
+# Each operator makes its own InEdges of the same tensors. An entry is dropped with its tensor, `sources`, and keeps
+# `indptr`, whose address would else be that of a later one.
 _COMPUTED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -40,13 +41,17 @@ def _remembered(arguments: Sequence[Any]) -> Iterator[None]:
     """Give edges what an earlier operator has computed of them, and keep what this one computes."""
     edges = [one for one in arguments if isinstance(one, InEdges)]
     for one in edges:
-        key, computed = _COMPUTED.get(one.sources, (None, {}))  # type: ignore[no-untyped-call]
-        if key == (one.indptr.data_ptr(), one.num_sources):
+        state, computed, _ = _COMPUTED.get(one.sources, (None, {}, None))  # type: ignore[no-untyped-call]
+        if state == _state(one):
             one.__dict__.update(computed)
     yield
     for one in edges:
         computed = {name: one.__dict__[name] for name in ("transposed", "destinations") if name in one.__dict__}
-        _COMPUTED[one.sources] = (one.indptr.data_ptr(), one.num_sources), computed
+        _COMPUTED[one.sources] = _state(one), computed, one.indptr
+
+
+def _state(edges: InEdges) -> tuple[object, ...]:
+    return *state_of(edges.indptr), *state_of(edges.sources), edges.num_sources
 
 
 # --- autograd functions ---------------------------------------------------------------------

@@ -332,15 +332,16 @@ _NOTES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def note_grouped(edge_index: Tensor, num_edges_below: Mapping[int, int]) -> None:
     """Note that edge_index is sorted by destination; `num_edges_below` maps n to the number of edges to nodes < n."""
-    if not edge_index.is_inference():  # has no version
-        _NOTES[edge_index] = _Note(_state(edge_index), num_edges_below)
+    _NOTES[edge_index] = _Note(state_of(edge_index), num_edges_below)
 
 
 def noted(edge_index: Tensor) -> Mapping[int, int] | None:
     """Return the `num_edges_below` that was noted for edge_index; None if edge_index may be in any order."""
     note: _Note | None = _NOTES.get(edge_index)  # type: ignore[no-untyped-call]
-    return note.num_edges_below if note is not None and note.state == _state(edge_index) else None
+    return note.num_edges_below if note is not None and note.state == state_of(edge_index) else None
 
 
-def _state(tensor: Tensor) -> tuple[object, ...]:
-    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
+def state_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return values that are the same again only while nothing writes to the tensor, or gives it other memory."""
+    version = object() if tensor.is_inference() else tensor._version  # a tensor of inference mode has no version
+    return version, tensor.data_ptr(), tensor.shape, tensor.stride()

@@ -144,3 +144,21 @@ def test_edges_of_several_steps_are_transposed_once(monkeypatch: pytest.MonkeyPa
     for _ in range(3):
         compiled(torch.randn(20, 8, requires_grad=True), edges).sum().backward()
     assert len(calls) == 1
+
+
+def test_edges_that_were_written_in_place_are_transposed_again() -> None:
+    """As by a caller who copies each batch into the same buffers."""
+    torch._dynamo.reset()
+    indptr, sources = torch.tensor([0, 2, 4]), torch.tensor([0, 1, 2, 3], dtype=torch.int32)
+    compiled = torch.compile(lambda x: ops.aggregate(x, InEdges(indptr, sources, 4), "sum"), backend="aot_eager")
+
+    def gradients() -> list[float]:
+        x = torch.zeros(4, 1, requires_grad=True)
+        compiled(x).backward(torch.tensor([[1.0], [10.0]]))
+        return x.grad.flatten().tolist()  # type: ignore[union-attr]
+
+    assert gradients() == [1, 1, 10, 10]
+    sources.copy_(torch.tensor([3, 2, 1, 0]))
+    assert gradients() == [10, 10, 1, 1]
+    indptr[1] = 1
+    assert gradients() == [10, 10, 10, 1]
