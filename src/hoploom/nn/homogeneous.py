@@ -72,28 +72,38 @@ class GraphSAGE(GNN):
         edge_attr: Tensor | None = None,
     ) -> Tensor:
         """Return one row per seed of a batch or, of x and edge_index, one per node: [n, out_channels]."""
-        of_edges = {"edge_weight": edge_weight, "edge_attr": edge_attr}
+        named = {"edge_index": edge_index, "edge_weight": edge_weight, "edge_attr": edge_attr}
+        given = {name: own for name, own in named.items() if own is not None}
         if isinstance(batch, Tensor):
-            batch = self._graph(batch, edge_index, {name: own for name, own in of_edges.items() if own is not None})
-        elif edge_index is not None:
-            way_out = "call model(batch) or model(batch.x, batch.edge_index)"
-            raise ConfigError(f"x is a {type(batch).__name__} beside edge_index; {way_out}")
+            batch = self._graph(batch, given)
+        elif given:
+            way_out = "call model(batch), which reads them from the batch, or model(batch.x, batch.edge_index)"
+            raise ConfigError(f"x is a {type(batch).__name__} beside {' and '.join(given)}; {way_out}")
         return super().forward(batch)  # type: ignore[no-any-return]
 
     @eager
-    def _graph(self, x: Tensor, edge_index: Tensor | None, of_edges: Mapping[str, Tensor]) -> Data:
+    def _graph(self, x: Tensor, of_edges: Mapping[str, Tensor]) -> Data:
         """Return a batch of all nodes whose layers all have the same edges, with the fields `of_edges`."""
-        if edge_index is None:
+        if "edge_index" not in of_edges:
             raise ConfigError("x is given without edges; call model(batch) or model(batch.x, batch.edge_index)")
         features = [name for name in of_edges if name == "edge_attr"]
         if features and not self.edge_fields:
             raise ConfigError(f"{type(self).__name__} reads no edge_attr; make it with edge_dim=, or leave it out")
         weights = "edge_weight" if "edge_weight" in of_edges else None
-        graph = Data(x=x, edge_index=edge_index, num_nodes=x.shape[0], **of_edges)
+        graph = Data(x=x, num_nodes=x.shape[0], **of_edges)
         return Data(x=x, views=views_of(graph, self.num_layers, features, weights))
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
         """Load parameters under our names or under those of PyG's model."""
+        if strict and any(re.search(r"norms\.\d+\.(module\.)?\w+$", name) for name in state if name.startswith(prefix)):
+            errors = lists[-1]
+            errors.append(
+                "the norms of PyG's model are of the rows that a convolution returns, those of hoploom.nn of the rows "
+                "that it is given: their weights cannot be loaded. Train this model anew, or take PyG's model, which "
+                "runs on the same batches"
+            )
         own = module_name(HOMOGENEOUS_RELATION)
         for name in [name for name in state if name.startswith(prefix)]:
             found = re.fullmatch(r"convs\.(\d+)\.(.+)", name[len(prefix) :])
@@ -102,7 +112,7 @@ class GraphSAGE(GNN):
                 state[f"{prefix}layers.{found[1]}.convs.{own}.{linear}"] = state.pop(name)
             elif name.startswith(f"{prefix}lin."):  # after jumping knowledge
                 state[f"{prefix}output.{name[len(prefix) + 4 :]}"] = state.pop(name)
-        super()._load_from_state_dict(state, prefix, *others)
+        super()._load_from_state_dict(state, prefix, metadata, strict, *lists)
 
 
 class GCN(GraphSAGE):

@@ -148,12 +148,14 @@ def with_fields(edges: InEdges, fields: Mapping[str, Tensor], features: Sequence
         edges = edges.with_features(torch.cat(rows, dim=1) if len(rows) > 1 else rows[0])
     if weights is None or weights not in fields:
         return edges
-    found = _floats(weights, fields[weights])
-    if found.dim() != 1:
-        raise ConfigError(
-            f"weights={weights!r} has rows of {list(found.shape[1:])}; name a field of one number per edge"
-        )
-    return edges.weighted(found)
+    return edges.weighted(_one_per_edge(f"weights={weights!r}", _floats(weights, fields[weights])))
+
+
+def _one_per_edge(name: str, weights: Tensor) -> Tensor:
+    """Return the weights [num_edges], which may be given as a column."""
+    if weights.dim() != 1 and weights.shape[1:] != (1,):
+        raise ConfigError(f"{name} has shape {list(weights.shape)}; give one number per edge")
+    return weights.flatten()
 
 
 def _floats(name: str, field: Tensor) -> Tensor:
@@ -254,9 +256,9 @@ class Conv(nn.Module):
 
         `edges` may be an edge_index of PyG: then all nodes are destinations. The destinations' own rows are in x, too,
         or are the second of a pair of tensors. `aggregated` [num_destinations, in_channels], if given, is used
-        instead of aggregating x. `edge_weight` [num_edges], in the order of edge_index, multiplies the rows before they
-        are summed; a mean still divides by the number of edges. `edge_attr` [num_edges, edge_dim] are edge features, in
-        this order, too.
+        instead of aggregating x. `edge_weight` [num_edges] or [num_edges, 1], in the order of edge_index, multiplies
+        the rows before they are summed; a mean still divides by the number of edges. `edge_attr` [num_edges, edge_dim]
+        are edge features, in this order, too.
         """
         if others:
             raise ConfigError(
@@ -277,9 +279,7 @@ class Conv(nn.Module):
             if given is not None and not isinstance(given, Tensor):
                 raise ConfigError(f"{name} is a {type(given).__name__}; give a tensor: torch.tensor({name})")
         if edge_weight is not None:
-            if edge_weight.dim() != 1:
-                raise ConfigError(f"edge_weight has shape {list(edge_weight.shape)}; give one number per edge")
-            edges = edges.weighted(edge_weight)
+            edges = edges.weighted(_one_per_edge("edge_weight", edge_weight))
         if edge_attr is not None:
             if self.edge_dim is None:
                 raise ConfigError(

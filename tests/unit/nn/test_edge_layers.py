@@ -333,7 +333,6 @@ def edge_attr_of(width: int) -> dict[str, Tensor]:
         (lambda: hnn.GATv2Conv(8, 5, edge_dim=3), {}, ConfigError, r"edge_dim=3.*none; pass edge_attr="),
         (lambda: hnn.GINEConv(nn.Linear(8, 5)), {}, ConfigError, r"edge_dim=8.*none; pass edge_attr="),
         (lambda: hnn.GATConv(8, 5), edge_attr_of(3), ConfigError, r"GATConv reads no edge_attr; give .* edge_dim="),
-        (lambda: hnn.SAGEConv(8, 5), {"edge_weight": torch.rand(2, 1)}, ConfigError, r"edge_weight has shape \[2, 1\]"),
         (lambda: hnn.SAGEConv(8, 5), {"edge_weight": [1.0, 1.0]}, ConfigError, r"edge_weight is a list; give a tensor"),
         (lambda: hnn.GATConv(8, 5, edge_dim=1), {"edge_attr": [1.0, 1.0]}, ConfigError, r"edge_attr is a list; give"),
         (lambda: hnn.GCNConv(8, 5), edge_attr_of(3), ConfigError, r"GCNConv reads no edge_attr"),

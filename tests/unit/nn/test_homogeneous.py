@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from support.graphs import random_graph
+from torch_geometric.data import Data
 
 import hoploom.nn as hnn
 from hoploom import ConfigError, NeighborLoader
@@ -53,6 +54,29 @@ def test_a_model_in_a_module_loads_pygs_weights() -> None:
         ours.load_state_dict(pyg.GAT(6, 8, 4, 4, heads=2, edge_dim=3).state_dict())
 
 
+def test_a_column_of_weights_is_one_weight_per_edge() -> None:
+    x, edge_index, weight = torch.randn(3, 6), torch.tensor([[0, 1], [1, 2]]), torch.rand(2)
+    model, conv = pair("GCN")[0], hnn.SAGEConv(6, 4)
+    for layer in (model, conv):
+        column = layer(x, edge_index, edge_weight=weight.view(2, 1))
+        assert torch.equal(column, layer(x, edge_index, edge_weight=weight))
+
+
+@pytest.mark.parametrize("name", ["edge_index", "edge_weight", "edge_attr"])
+def test_arguments_beside_a_batch_are_refused(name: str) -> None:
+    batch = Data(x=torch.randn(3, 6), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(ConfigError, match=rf"x is a Data beside {name}; call model\(batch\), which reads them"):
+        pair("GraphSAGE")[0](batch, **{name: torch.ones(2, 2)})
+
+
+@pytest.mark.parametrize(("name", "norm"), [("GraphSAGE", "batch"), ("GraphSAGE", "layer"), ("GIN", "batch")])
+def test_norms_of_pygs_models_are_not_loaded(name: str, norm: str) -> None:
+    ours, theirs = (getattr(of, name)(6, 8, 3, 4, norm=norm) for of in (hnn, pyg))
+    with pytest.raises(RuntimeError, match=r"norms of PyG's model .* their weights cannot be loaded"):
+        ours.load_state_dict(theirs.state_dict())
+    ours.load_state_dict(ours.state_dict())
+
+
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
@@ -60,7 +84,7 @@ def test_a_model_in_a_module_loads_pygs_weights() -> None:
         ("GIN", {"edge_attr": torch.ones(2, 3)}, "GIN reads no edge_attr; make it with edge_dim="),
         ("GAT", {"edge_attr": torch.ones(2, 3), "edge_weight": torch.ones(2)}, "takes no edge weights; use SAGE"),
         ("GAT", {"edge_attr": torch.ones(2, 4)}, "features of width 3, and the batch has width 4"),
-        ("GCN", {"edge_weight": torch.ones(2, 1)}, r"rows of \[1\]; name a field of one number per edge"),
+        ("GCN", {"edge_weight": torch.ones(2, 2)}, r"shape \[2, 2\]; give one number per edge"),
     ],
 )
 def test_edges_that_a_model_cannot_read_are_refused(name: str, given: dict[str, Any], words: str) -> None:
