@@ -11,7 +11,8 @@ from hoploom.config.values import as_toml
 def condition_of(only: KeyCondition) -> str:
     """Return a condition in words."""
     words = " or ".join(f"`{word}`" for word in only.words)
-    return f"{'not' if only.absent else 'only'} with `{only.selector}`" + (f" = {words}" if words else "")
+    others = f", or with `{only.other}`" if only.other else ""
+    return f"{'not' if only.absent else 'only'} with `{only.selector}`" + (f" = {words}" if words else "") + others
 
 
 def key_table(keys: Iterable[tuple[str, "Field[Any]"]], *, under: KeyCondition | None = None) -> list[str]:

@@ -55,6 +55,7 @@ class KeyCondition:
     selector: str  # "task.kind"
     words: tuple[str, ...] = ()  # values of the selector; (): any
     absent: bool = False  # only if the selector is not given
+    other: str = ""  # a further key: where it is set, the selector may have any value
 
     def allows(self, value: Any) -> bool:
         if self.absent:
@@ -68,7 +69,8 @@ class KeyCondition:
         if not self.words:
             return f"has no effect without {self.selector}; leave it out"
         listed = " or ".join(f'"{word}"' for word in self.words)
-        return f'is for {self.selector} = {listed}, and that is "{value}"; leave it out'
+        way_out = f"set {self.other}, or leave it out" if self.other else "leave it out"
+        return f'is for {self.selector} = {listed}, and that is "{value}"; {way_out}'
 
 
 @dataclass(frozen=True)

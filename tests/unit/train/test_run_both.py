@@ -113,8 +113,33 @@ def test_two_processes_learn_what_one_learns(here: Path) -> None:
 
 def test_labels_that_are_not_there_are_named(here: Path) -> None:
     run_file = parse_run_file(RUN, ["task.more={z='node-classification'}", "task.weights={}"], folder=here)
-    with pytest.raises(ConfigError, match=r"task.more is 'z', no field of 'item'"):
+    with pytest.raises(ConfigError, match=r"^--set task.more=.*: task.more.z names 'z', no field"):
+        training_setup(run_file, hoploom.open(here / "shop.store"))
+    run_file = parse_run_file(RUN, ["task.more={x='node-classification'}", "task.weights={}"], folder=here)
+    with pytest.raises(ConfigError, match=r'not one class each; use task.more.x = "multi-label", or another'):
         training_setup(run_file, hoploom.open(here / "shop.store"))
     run_file = read_run_file(here / "run.toml", ["task.weights={other=1.0}"])
     with pytest.raises(ConfigError, match=r"weights has 'other', and the tasks are \['y'\]"):
         training_setup(run_file, hoploom.open(here / "shop.store"))
+
+
+def test_the_nodes_of_labels_beside_links_are_chosen_as_those_of_labels_alone() -> None:
+    """Both types have splits, and neither has validation nodes."""
+    splits = {name: {"train": torch.arange(6), "rest": torch.arange(6, 9)} for name in ("user", "item")}
+    data = {name: {"x": torch.randn(9, 2), "y": torch.arange(9) % 3} for name in splits}
+    bought = torch.cartesian_prod(torch.arange(9), torch.arange(9)).t()
+    store = hoploom.from_tensors(data, {("user", "buys", "item"): bought}, splits=splits)
+    for given, message in (
+        ([], r"the split 'train' is in \['user', 'item'\].*name one in task.node_type"),
+        (["task.node_type=item"], r"task.val is 'val', 'item' has the splits .*task.val = \"\" does without"),
+        (["task.node_type=item", "task.val=''", "task.test=last"], "task.test is 'last', 'item' has the splits"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            training_setup(parse_run_file(RUN, given), store)
+    run_file = parse_run_file(RUN, ["task.node_type=item", "task.val=''", "task.test=rest"])
+    assert training_setup(run_file, store).sides["nodes"].seeds == {
+        "train": ("item", "train"),
+        "test": ("item", "rest"),
+    }
+    with pytest.raises(ConfigError, match=r'task.val is for .* and that is "link-prediction"; set task.more, or leave'):
+        parse_run_file(RUN, ["task.more={}", "task.weights={}", "task.val=''"])

@@ -343,7 +343,7 @@ def test_a_run_learns_several_labels_of_its_nodes(tmp_path: Path) -> None:
     ("task", "words"),
     [
         ('more = { amount = "regression" }', "task.more"),
-        ('more = { absent = "multi-label" }', "task.more is 'absent', no field of 'node'"),
+        ('more = { absent = "multi-label" }', "task.more.absent names 'absent', no field of 'node'"),
         (
             'more = { y = "node-regression" }',
             "run.toml:3: task.more has 'y', which is task.label; set task.kind for it",

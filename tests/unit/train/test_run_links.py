@@ -41,7 +41,7 @@ def run_file_with(*overrides: str) -> RunFile:
 
 
 DISAGREEMENTS: list[tuple[list[str], dict[str, Any], type[HoploomError], str]] = [
-    (["task.label=z"], {}, ConfigError, r"^--set task.label=z: task.label is 'z', no field of 'node'"),
+    (["task.label=z"], {}, ConfigError, r"^--set task.label=z: task.label names 'z', no field of 'node'"),
     (["task.val=valid"], {}, ConfigError, r'valid.*has the splits .*; task.val = "" does without'),
     (["task.train=trian"], {}, ConfigError, r"the split 'trian' is in no node type"),
     (["task.train=none"], {}, ConfigError, r"the split 'none' of 'node' is empty"),

@@ -21,8 +21,8 @@ def node_task(
     """Return the task of one label of the seeds: that of task.label, or one of task.more."""
     section, common = run_file.task, dict[str, Any](label=label, node_type=node_type.name)
     if label not in node_type.fields:
-        key = "task.label" if label == section.label else "task.more"
-        message = f"{key} is {label!r}, no field of {node_type.name!r}"
+        key, _ = _keys_of(run_file, label)
+        message = f"{key} names {label!r}, no field of {node_type.name!r}"
         raise unknown_name(run_file, key, message, label, list(node_type.fields))
     field, kind = node_type.fields[label], section.more.get(label, section.kind)
     width = field.shape[0] if field.shape else 1
@@ -63,17 +63,23 @@ def labelled_type(run_file: RunFile, schema: Schema) -> NodeType:
     return node_type
 
 
+def _keys_of(run_file: RunFile, label: str) -> tuple[str, str]:
+    """Return the keys that name a label and its kind, which are one key if the label is in task.more."""
+    more = f"task.more.{label}"
+    return (more, more) if label in run_file.task.more else ("task.label", "task.kind")
+
+
 def _count_classes(run_file: RunFile, store: Store, node_type: NodeType, splits: Sequence[Tensor], label: str) -> int:
     """Return the number of classes: one more than the largest label in all splits."""
-    field, key = node_type.fields[label], "task.label" if label == run_file.task.label else "task.more"
+    field, (key, kind) = node_type.fields[label], _keys_of(run_file, label)
     if field.shape not in ((), (1,)):
         message = f"{label!r} of {node_type.name!r} has rows of shape {list(field.shape)}, not one class each"
-        raise run_file.problem(key, f'{message}; use task.kind = "multi-label", or another label')
+        raise run_file.problem(key, f'{message}; use {kind} = "multi-label", or another label')
     largest = -1.0
     for some in (piece for nodes in splits for piece in torch.split(nodes, tasks.LABELS_AT_ONCE) if piece.numel()):
         labels = store.features.gather([Wanted(node_type.name, label, some)])[0].double()
         largest = max(largest, float(labels.nan_to_num(-1.0).max()))
     if not 1 <= largest < MOST_CLASSES:
         message = f"the largest label {label!r} of the splits is {largest:g}; classes are 0, 1, 2, ..."
-        raise run_file.problem(key, f'{message}; use another label, or task.kind = "node-regression"')
+        raise run_file.problem(key, f'{message}; use another label, or {kind} = "node-regression"')
     return int(largest) + 1

@@ -50,6 +50,7 @@ LINKS = "link-prediction"
 USUAL_THREADS = 2  # per process, that make batches
 
 OF_NODES = KeyCondition("task.kind", NODE_KINDS)
+OF_LABELS = KeyCondition("task.kind", NODE_KINDS, other="task.more")  # of nodes, also beside links
 OF_CLASSES = KeyCondition("task.kind", ("node-classification",))
 OF_LINKS = KeyCondition("task.kind", (LINKS,))
 ERRORS = ("mse", "mae")  # squared and absolute
@@ -89,7 +90,7 @@ class TaskSection:
 
     kind: str = key("node-classification", "what to learn", rules.choice(*NODE_KINDS, LINKS))
     node_type: str | None = key(
-        None, "the node type to train on, if several have splits", rules.TEXT, example="paper", only=OF_NODES
+        None, "the node type to train on, if several have splits", rules.TEXT, example="paper", only=OF_LABELS
     )
     label: str = key("y", "the field that holds the labels", rules.TEXT, only=OF_NODES)
     more: dict[str, str] = key({}, "further labels to learn, by field: node-regression, ...", MORE)
@@ -97,9 +98,9 @@ class TaskSection:
     num_classes: int | None = key(
         None, "number of classes; default: counted from the labels", rules.whole(2), example=16, only=OF_CLASSES
     )
-    train: str = key("train", "the split to train on", rules.TEXT, only=OF_NODES)
-    val: str = key("val", 'the split to validate on; "" turns validation off', rules.TEXT_OR_EMPTY, only=OF_NODES)
-    test: str = key("test", 'the split to evaluate at the end; "" turns it off', rules.TEXT_OR_EMPTY, only=OF_NODES)
+    train: str = key("train", "the split to train on", rules.TEXT, only=OF_LABELS)
+    val: str = key("val", 'the split to validate on; "" turns validation off', rules.TEXT_OR_EMPTY, only=OF_LABELS)
+    test: str = key("test", 'the split to evaluate at the end; "" turns it off', rules.TEXT_OR_EMPTY, only=OF_LABELS)
     loss: str | None = key(
         None,
         "default: mse for numbers, binary for links",
@@ -460,7 +461,9 @@ def _run_file(document: Document) -> RunFile:
 def applies(name: str, values: Values) -> bool:
     """Return whether the key `name` has an effect, given the values of all keys."""
     only = KEYS[name].only
-    return only is None or (applies(only.selector, values) and only.allows(values[only.selector]))
+    if only is None or values.get(only.other):
+        return True
+    return applies(only.selector, values) and only.allows(values[only.selector])
 
 
 # --- checks --------------------------------------------------------------------------------------
