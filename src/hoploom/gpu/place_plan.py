@@ -53,7 +53,7 @@ class PackedTensors:
     """The shapes and dtypes of tensors that share one block of bytes, and the function that fills them."""
 
     columns: tuple[tuple[Shape, torch.dtype], ...]
-    fill: Callable[[Sequence[Tensor]], None]
+    fill: Callable[[Sequence[Tensor]], object]
 
     @property
     def num_bytes(self) -> int:
@@ -310,13 +310,14 @@ def _column(store: Store, owner: TypeKey, name: str, field: Field) -> FieldColum
     schema, cache = store.schema, cache_of(store)
     if isinstance(owner, str):
         parts, index = store.parts, schema.type_index[owner]
-        spans = [(part.first_nodes[index], part.num_nodes[index]) for part in parts]
+        held = [(part.first_nodes[index], part.num_nodes[index]) for part in parts]
     else:
         parts = tuple(part for part in store.topology if (owner, name) in part.tables)
         lists = [part.lists[schema.relation_index[owner]] for part in parts]
-        spans = [(own.first_edge, own.num_edges) for own in lists]
+        held = [(own.first_edge, own.num_edges) for own in lists]
     cached = None if cache is None else cache.tables.get(owner, {}).get(name)
-    return FieldColumn(owner, name, field, parts, spans, schema.described(owner).count, cached)
+    num_all = schema.described(owner).count
+    return FieldColumn(owner, name, field, parts, held, num_all, cached)
 
 
 def _check_reach(store: Store, topology: str | None, with_features: bool) -> None:
@@ -405,8 +406,18 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     whole = {(column.owner, column.name) for column in plan.columns if column.num_rows == column.num_all}
     fields = {key: Segments.of(rows, device) for key, rows in runs.items() if key in whole}
     partial = {key: rows for key, rows in runs.items() if key not in whole}
-    decided = plan.share, plan.chosen
-    return PlacedStore(store.schema, device, lists, fields, partial, store.features, tuple(report), lease, *decided)
+    return PlacedStore(
+        schema=store.schema,
+        device=device,
+        relations=lists,
+        fields=fields,
+        partial=partial,
+        host=store.features,
+        report=tuple(report),
+        lease=lease,
+        share=plan.share,
+        chosen=plan.chosen,
+    )
 
 
 def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
@@ -416,7 +427,7 @@ def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"{device} has no {as_bytes(block.num_bytes)} in one piece: {error}"[:400]
-            + "; give features='auto' or a smaller share, or topology='host'"
+            + "; give features='auto' or a smaller share, a smaller cache, or topology='host'"
         ) from error
     block.fill_bytes(raw)
     return block.views(raw)
@@ -453,8 +464,9 @@ def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[tupl
         block = column.block(rest)
         runs += _runs_of(rest, *_in_host_memory(block, plan.column_file(column), plan.device, lease))
     runs.sort(key=lambda run: run[0])
-    if column.cached is not None:
-        runs.append((column.num_all, column.cached.to(plan.device)))
+    if (cached := column.cached) is not None:
+        block = PackedTensors(((tuple(cached.shape), cached.dtype),), lambda tensors: tensors[0].copy_(cached))
+        runs += _runs_of([(column.num_all, column.num_all + len(cached))], *_on_device(block, plan.device))
     return runs or [(0, on_device)]
 
 
