@@ -118,6 +118,8 @@ class GraphServer(Closing):
 
     def close(self) -> None:
         """Close the connections to the peers, and free the memory of a placed store."""
-        if self._whole is not None:
-            self._whole.close()
-        self.store.close()
+        try:
+            if self._whole is not None:
+                self._whole.close()
+        finally:
+            self.store.close()
