@@ -224,6 +224,11 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
     norms = [type(module).__name__ for module in model.modules() if isinstance(module, MIXING)]
     reasons = [
         (bool(getattr(model, "edge_fields", ())), "read no fields of edges; make the model without edges and weights"),
+        (
+            getattr(adapted(model), "takes_counts", False),
+            "have no counts per hop, which the model's forward takes (num_sampled_nodes, num_sampled_edges); take a "
+            "model that does without",
+        ),
         (bool(norms), f"have no {norms[:1]}, which reads unused rows, too; take a norm of each row"),
         (bool(learner.also), f"have one task, and the learner also has {[*learner.also]}"),
         (across, "do not go with across_ranks, which asks the other ranks within a step; leave it out"),

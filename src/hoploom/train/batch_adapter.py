@@ -74,6 +74,7 @@ class BatchAdapter(nn.Module):
             self._arguments = []
         self._is_known = bool(arguments)
         self._positional = [one.name for one in arguments if one.is_positional]
+        self.takes_counts = any(one.field in COUNTS for one in self._arguments)
         self.takes_links = any(one.field == "edge_label_index" for one in self._arguments)
         self._is_new = True
 

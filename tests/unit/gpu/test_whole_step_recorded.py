@@ -335,6 +335,11 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
     return NeighborLoader(learner.loader.store, [3, 2], **{"input_nodes": "train", "batch_size": BATCH} | options)
 
 
+class Trimmed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, num_sampled_nodes: list[int]) -> torch.Tensor:
+        return x[: num_sampled_nodes[0]]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -345,6 +350,7 @@ def with_loader(learner: Learner, **options: Any) -> Loader:
             "take blocks for the models of hoploom.nn only",
         ),
         ({"model": torch.nn.BatchNorm1d(2)}, "have no .'BatchNorm1d'., which reads unused rows"),
+        ({"model": Trimmed()}, "have no counts per hop"),
         ({"model": HeteroBatchNorm(2, 1)}, "have no .'HeteroBatchNorm'., which reads unused rows"),
         ({"loader": {"disjoint": True}}, "disjoint or temporal"),
         ({"loader": {"subgraph_type": "induced"}}, "subgraph_type='induced'"),
