@@ -48,8 +48,8 @@ struct Strides {
 
 // The columns [at, at + kLanes) of `multiply`.
 template <int64_t kLanes, typename T>
-HOPLOOM_INLINE void multiply_columns(const Strides<T>& a, const T* b, int64_t num_rows, int64_t inner, int64_t width,
-                                     bool adds, int64_t at, T* c) {
+HOPLOOM_INLINE void multiply_lanes(const Strides<T>& a, const T* b, int64_t num_rows, int64_t inner, int64_t width,
+                                   bool adds, int64_t at, T* c) {
   using Some = Lanes<T, kLanes>;
   for (int64_t r = 0; r < num_rows; r += kBlock) {
     Some sums[kBlock] = {};
@@ -69,8 +69,8 @@ template <int64_t kLanes, typename T>
 HOPLOOM_INLINE void multiply(const Strides<T>& a, const T* b, int64_t num_rows, int64_t inner, int64_t width, bool adds,
                              T* c) {
   int64_t at = 0;
-  for (; at + kLanes <= width; at += kLanes) multiply_columns<kLanes, T>(a, b, num_rows, inner, width, adds, at, c);
-  for (; at < width; at += kBlock) multiply_columns<kBlock, T>(a, b, num_rows, inner, width, adds, at, c);
+  for (; at + kLanes <= width; at += kLanes) multiply_lanes<kLanes, T>(a, b, num_rows, inner, width, adds, at, c);
+  for (; at < width; at += kBlock) multiply_lanes<kBlock, T>(a, b, num_rows, inner, width, adds, at, c);
 }
 
 // The weight with zeros up to full blocks, in both orders.

@@ -1,5 +1,5 @@
-// Matrix products of a layer: rows times its weight, and the gradients. In the results, no term of a sum depends on the
-// number of threads.
+// Matrix products of a linear layer: its output rows, and the gradients of its input and of its weight. Results have
+// the same bits for any number of threads.
 #pragma once
 #include "aggregate.h"
 

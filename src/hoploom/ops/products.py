@@ -16,21 +16,24 @@ from hoploom.ops.compiled import differentiable
 from hoploom.ops.rows import _matrix, empty
 
 FAST = _core.has_fast_products()
+LEAST_ROWS = 256  # for fewer, copying the weight to the core's layout takes longer than its product saves
 
 
 def has_fast_product(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `linear` takes the core's products: of float32 matrices on an AMD processor with AVX-512."""
+    """Return whether `linear` takes the core's products: of many float32 rows, on an AMD processor with AVX-512."""
     return (
         x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and x.dim() == 2
+        and (torch.compiler.is_compiling() or len(x) >= LEAST_ROWS)  # a graph is for any number of rows
+        and x.shape[1] == weight.shape[1]
         and not torch.is_autocast_enabled("cpu")
         and FAST
     )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias: [..., width], with the same bits for any number of threads.
+    """Return x @ weight.T + bias: [..., width]. The core's products have the same bits for any number of threads.
 
     >>> ops.linear(x, layer.weight, layer.bias)
     """

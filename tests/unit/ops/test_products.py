@@ -12,6 +12,7 @@ from hoploom.ops import products
 @pytest.fixture(autouse=True)
 def _on_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "FAST", True)
+    monkeypatch.setattr(products, "LEAST_ROWS", 0)
 
 
 def _with_gradients(function: object, x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor]:
@@ -65,3 +66,11 @@ def test_a_weight_that_is_not_trained_gets_no_gradient() -> None:
     assert bias.grad is not None
     torch.testing.assert_close(x.grad, weight.sum(0).expand(3, -1))
     assert torch.equal(bias.grad, torch.full((5,), 3.0))
+
+
+def test_few_rows_and_rows_of_another_width_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LEAST_ROWS", 3)
+    weight = torch.randn(5, 4)
+    assert [ops.has_fast_product(torch.randn(n, 4), weight) for n in (0, 2, 3)] == [False, False, True]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ops.linear(torch.randn(9, 6), weight)
