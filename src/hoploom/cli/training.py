@@ -240,9 +240,15 @@ def infer_rank(
     if context.is_main:
         print(f"written to {out}", file=sys.stderr if as_object else sys.stdout, flush=True)
         if as_object:
-            rows = {t.name: t.num_nodes for t in setup.store.schema.node_types if Path(out, folder_of(t.name)).exists()}
+            from pyarrow.parquet import read_schema
+
+            rows, columns = dict[str, int](), dict[str, None]()
+            for node_type in setup.store.schema.node_types:
+                for part in sorted(Path(out, folder_of(node_type.name)).glob("part-*"))[:1]:
+                    rows[node_type.name] = node_type.num_nodes
+                    columns |= dict.fromkeys(read_schema(part).names[1:])  # without "id"
             result = {"checkpoint": str(checkpoint), "out": out}
-            print(json.dumps({**result, "columns": list(inference.written_of(model)), "rows": rows}), flush=True)
+            print(json.dumps({**result, "columns": list(columns), "rows": rows}), flush=True)
 
 
 def _propagate(arguments: Arguments) -> int:

@@ -9,6 +9,7 @@ from support.fit_workers import alone
 import hoploom
 from hoploom import cli
 from hoploom.train.runs.leaks import BatchEdges, _later, find_leaks
+from hoploom.train.runs.link_splits import shared_links
 from hoploom.train.runs.run import training_setup
 from hoploom.train.runs.run_file import parse_run_file
 
@@ -79,6 +80,30 @@ def test_links_in_several_files_are_counted_and_said_when_training_begins(folder
     said = "5 links are in two files of task.links, train and val; keep each in one"
     assert find_leaks(run_file, alone()).found == [said]
     assert said in training_setup(run_file, hoploom.open(folder / "shop.store")).notes
+
+
+def test_labels_beside_links_are_looked_for_among_features(tmp_path: Path) -> None:
+    items = {"x": torch.randn(30, 4), "y": torch.arange(30) % 3, "year": torch.randn(30)}
+    items["x"][:, 2] = items["y"]
+    items["x"][:, 3] = items["year"]
+    buys = torch.cartesian_prod(torch.arange(8), torch.arange(30)).t()
+    data, splits = {"user": {"x": torch.randn(8, 2)}, "item": items}, {"train": torch.arange(20)}
+    store = hoploom.from_tensors(data, {BUYS: buys, BOUGHT: buys.flip(0)}, splits={"item": splits})
+    store.save(tmp_path / "shop.store")
+    given = ('task.more={y="node-classification",year="node-regression"}', 'task.val=""', 'task.test=""')
+    leaks = find_leaks(parse_run_file(LINKS, given, folder=tmp_path), alone())
+    assert leaks.found == [
+        "feature 2 of 'item' equals the label 'y'; leave it out",
+        "feature 3 of 'item' equals the label 'year'; leave it out",
+    ]
+
+
+def test_links_of_large_ids_and_relations_are_told_apart() -> None:
+    """Where ids are below 1 << 22, three of them exceed 64 bits: codes modulo 1 << 64 of the first links are equal."""
+    most = (1 << 22) - 1
+    links = {"train": torch.tensor([[1 << 20, most], [0, most], [5, most]])}
+    links["val"] = torch.tensor([[0, most], [0, most], [5, most]])
+    assert shared_links(links) == ["1 links are in two files of task.links, train and val; keep each in one"]
 
 
 def test_features_that_are_labels_and_edges_of_the_future_are_found(folder: Path) -> None:

@@ -80,7 +80,10 @@ def test_labels_have_the_first_columns_and_the_decoder_the_others(here: Path, ca
     train(here, "run", "--set=model.decoder=distmult", "--set=train.epochs=1")
     loaded, count = load_run(here / "run"), int(hoploom.open(here / "shop.store")["item"].y[:].max()) + 1
     assert loaded.model.shape.out == count + 8
-    assert main(["infer", str(here / "run"), "--columns", "output,prediction"]) == 0
+    capsys.readouterr()
+    assert main(["infer", str(here / "run"), "--columns", "output,prediction", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["columns"], told["rows"]) == (["output", "y_prediction"], {"user": 403, "item": 250})
     items = pq.read_table(here / "run" / "nodes" / "item")
     outputs = torch.tensor(items["output"].to_pylist())
     assert items["y_prediction"].to_pylist() == outputs[:, :count].argmax(dim=1).tolist()

@@ -18,7 +18,7 @@ from hoploom.store import Store, Wanted
 from hoploom.store.base import NO_IDS
 from hoploom.train.runs.link_splits import read_links, shared_links
 from hoploom.train.runs.run import complete_setup, make_model, open_graph, train_loader
-from hoploom.train.runs.run_file import RunFile
+from hoploom.train.runs.run_file import LINKS, RunFile
 
 BATCHES = 8  # spread over the epoch
 ROWS = 4096  # seeds whose features are compared with their labels
@@ -39,7 +39,10 @@ def find_leaks(run_file: RunFile, context: Context, num_batches: int = BATCHES) 
     >>> find_leaks(read_run_file("run.toml"), context).found
     """
     setup = complete_setup(run_file, open_graph(run_file, context), context)
-    reading = train_loader(run_file, setup, context, make_model(run_file, setup)).reading()
+    model = make_model(run_file, setup)
+    reading, *of_sides = (
+        train_loader(run_file, each, context, model).reading() for each in (setup, *setup.sides.values())
+    )
     order, maker, leaks = reading.order.at_epoch(0), reading.maker, Leaks()
     predicted = turned = later = 0
     for step in order.steps[:: max(1, len(order.steps) // num_batches)][:num_batches]:
@@ -62,8 +65,12 @@ def find_leaks(run_file: RunFile, context: Context, num_batches: int = BATCHES) 
             leaks.found.append(f"{count:,} of {leaks.num_edges:,} edges in {leaks.num_batches} batches {what}")
     if isinstance(maker, LinkMaker) and run_file.task.links is not None:
         leaks.found += shared_links(read_links(run_file, setup.store, maker.task.key, run_file.task.links))
-    if isinstance(maker, NodeMaker):
-        leaks.found += _of_nodes(run_file, setup.store, maker)
+    if isinstance(maker, NodeMaker) and setup.store.schema.time is not None and maker.sampler.sampling.temporal is None:
+        late = f"edges may be later than their seed by the field {setup.store.schema.time!r}"
+        leaks.found.append(f"{late}; set loader.temporal")
+    for each in (reading, *of_sides):
+        if isinstance(each.maker, NodeMaker):
+            leaks.found += _among_features(run_file, setup.store, each.maker)
     return leaks
 
 
@@ -118,11 +125,10 @@ def _later(store: Store, times: Tensor, edges: Sequence[BatchEdges]) -> int:
     return count
 
 
-def _of_nodes(run_file: RunFile, store: Store, maker: NodeMaker) -> Iterator[str]:
-    """Yield a sentence if edges of the future are not left out, and for each feature that equals the label."""
-    if store.schema.time is not None and maker.sampler.sampling.temporal is None:
-        yield f"edges may be later than their seed by the field {store.schema.time!r}; set loader.temporal"
-    fields, names = store.schema.node_type(maker.node_type).fields, (run_file.task.label, *run_file.task.more)
+def _among_features(run_file: RunFile, store: Store, maker: NodeMaker) -> Iterator[str]:
+    """Yield a sentence for each feature that equals a label of the nodes."""
+    fields, task = store.schema.node_type(maker.node_type).fields, run_file.task
+    names = [*([] if task.kind == LINKS else [task.label]), *task.more]
     if "x" not in fields or any(len(fields[name].shape) > 1 for name in ("x", *names)):
         return
     wanted = [Wanted(maker.node_type, name, maker.nodes[:ROWS]) for name in ("x", *names)]

@@ -9,7 +9,6 @@ import csv
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -327,8 +326,15 @@ def link_seeds(run_file: RunFile, store: Store) -> tuple[RelationName, Store, di
 
 def shared_links(links: Mapping[str, Tensor]) -> list[str]:
     """Return a sentence for every two splits that have links in common. Links are [2, n], or [3, n] with relations."""
-    found, limit = [], 1 + max((int(ends.max()) for ends in links.values()), default=0)
-    codes = {split: torch.unique(reduce(lambda code, row: code * limit + row, ends)) for split, ends in links.items()}
+    if not links:
+        return []
+    found, every = [], torch.cat(list(links.values()), dim=1)
+    limit = 1 + int(every.max())
+    code = every[0] * limit + every[1]
+    for row in every[2:]:  # numbers of the distinct pairs: three ids would exceed int64
+        code = torch.unique(code, return_inverse=True)[1] * limit + row
+    each = torch.split(code, [ends.shape[1] for ends in links.values()])
+    codes = {split: torch.unique(own) for split, own in zip(links, each, strict=True)}
     for first, second in combinations(codes, 2):
         if count := int(torch.isin(codes[second], codes[first]).sum()):
             found.append(f"{count:,} links are in two files of task.links, {first} and {second}; keep each in one")
