@@ -6,7 +6,7 @@ from typing import cast
 from unittest.mock import Mock
 
 from hoploom.deploy.device_server import PlacedShard, ServingDevice
-from hoploom.gpu.loading import DeviceAhead, DeviceLoading
+from hoploom.gpu.loading import DeviceAhead, DeviceLoading, DeviceSampling
 from hoploom.load.loader import Loader
 from hoploom.load.look_ahead import LookAhead
 from hoploom.load.maker import LocalMaker, Maker
@@ -147,7 +147,8 @@ def _assembled_on_the_device(made: Made, *, sampled_there: bool) -> None:
 
 
 def _num_redone(made: Made) -> int:
-    return sum(producer.num_redone for producer in made.producers if isinstance(producer, DeviceLoading))
+    samplings = [one._sampling for one in made.producers if isinstance(one, DeviceLoading)]
+    return sum(one.num_redone for one in samplings if isinstance(one, DeviceSampling))
 
 
 def _hits(store: Store) -> int:

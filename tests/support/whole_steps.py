@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 import hoploom
 from hoploom import LinkNeighborLoader, NeighborLoader, Store
+from hoploom.gpu import whole_steps
 from hoploom.gpu.whole_steps import WholeStep
 from hoploom.nn import GNN, Bilinear, Shape
 from hoploom.ranks.context import Context, init
@@ -154,14 +155,21 @@ def taken(
     learner: Learner, device: torch.device, epochs: int = 2, exact: bool = False, **options: Any
 ) -> tuple[list[float], WholeStep]:
     """The losses of some epochs of whole steps, one after the other. `exact`: sizes are those of one batch."""
-    sizes = {"probed": 1, "rounded": 1} if exact else {}
-    whole = WholeStep(learner, Training(epochs, **options), init(device=device), **sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        if exact:
+            with_sizes_of_one_batch(patch)
+        whole = WholeStep(learner, Training(epochs, **options), init(device=device))
     losses: list[float] = []
     learner.model.train()
     for _ in range(epochs):
         losses += [report.loss for report in whole.epoch()]
         end_epoch(learner)
     return losses, whole
+
+
+def with_sizes_of_one_batch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(whole_steps, "PROBED", 1)
+    patch.setattr(whole_steps, "ROUNDED", 1)
 
 
 def end_epoch(learner: Learner) -> None:

@@ -52,11 +52,6 @@ class HopPlan:
     def is_blocks(self) -> bool:
         return self.sampling.mode == "blocks"
 
-    @property
-    def num_layers(self) -> int:
-        """The number of edge sets: one per hop with mode="blocks", else one for all hops."""
-        return self.sampling.num_hops if self.is_blocks else 1
-
     def frontier(self, hop: int, node_type: int) -> tuple[int, int]:
         """Return the slots of the begin and end of a hop's frontier: of all nodes with blocks, else of the new ones."""
         sizes = self.nodes[node_type]
@@ -159,9 +154,7 @@ def grow_capacity(capacity: Capacity, seen: Capacity) -> Capacity:
     return capacity.combine(seen, lambda have, need: have if need <= have else need + need // MARGIN + 1)
 
 
-def fixed_capacity(
-    plan: HopPlan, seen: Capacity, num_seeds: Sequence[int], margin: float, rounded: int = ROUNDED
-) -> Capacity:
+def fixed_capacity(plan: HopPlan, seen: Capacity, num_seeds: Sequence[int], margin: float, rounded: int) -> Capacity:
     """Return the sizes seen plus a margin, in multiples of `rounded`, up to the largest possible."""
 
     def enough(size: int, most: int) -> int:

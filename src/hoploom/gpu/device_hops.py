@@ -79,7 +79,7 @@ def make_buffers(plan: HopPlan, capacity: Capacity, device: torch.device) -> Dev
     nodes = tuple(map(empty, num_nodes))
     trees = tuple(empty(size) if plan.sampling.disjoint else None for size in num_nodes)
     layers = []
-    for layer in range(plan.num_layers):
+    for layer in range(plan.sampling.num_hops if plan.is_blocks else 1):
         capacities = capacity.picks[layer] if plan.is_blocks else num_edges
         indptrs = [empty(num_nodes[end] + 1) if plan.with_indptr else None for end in plan.schema.destinations]
         columns = zip(capacities, indptrs, strict=True)

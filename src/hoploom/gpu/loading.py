@@ -62,8 +62,6 @@ FASTER = "make the transform faster, see what else keeps the device busy (nvidia
 class HostSampling:
     """Sampling on the host, for modes that the device does not support and for stores without placed topology."""
 
-    num_redone = 0
-
     def __init__(self, maker: LocalMaker, pool: Pool) -> None:
         self._maker, self._pool = maker, pool
 
@@ -97,12 +95,12 @@ class Enqueued(NamedTuple):
 class DeviceSampling:
     """Sampling on the device, with a capacity that grows: a batch that needs more is sampled again."""
 
-    def __init__(self, maker: LocalMaker, placed: PlacedStore, pool: Pool, large: int = LARGE) -> None:
-        self.num_redone = 0
+    def __init__(self, maker: LocalMaker, placed: PlacedStore, pool: Pool) -> None:
+        self.num_redone = 0  # batches that exceeded the capacity and were sampled again
         self._maker, self._placed, self._pool = maker, placed, pool
         self._plan: HopPlan | None = None
         self._capacity: Capacity | None = None
-        self.large = large  # limit of the first capacity, in picks
+        self.large = LARGE  # limit of the first capacity, in picks
         self._idle: deque[Buffers] = deque()
         self._lock = threading.Lock()
 
@@ -213,11 +211,6 @@ class DeviceLoading(Maker):
         # Sets of buffers to sample in, of batches made at once. A loop has its own, as it may be left with some begun.
         self._most_begun = BEGUN if self.samples_on_device else sys.maxsize
         self._idle = threading.BoundedSemaphore(self._most_begun)
-
-    @property
-    def num_redone(self) -> int:
-        """The number of batches that exceeded the capacity and were sampled again."""
-        return self._sampling.num_redone
 
     @contextmanager
     def stages(self, order: Order, pipeline: Pipeline) -> Iterator[Stages[Arriving]]:

@@ -114,20 +114,21 @@ class FixedBatch(BatchMemory):
         key, seeds = self._staged.over(self._given)
         sample_on_device(whole.plan, whole.placed.lists, whole.maps, seeds, key, self.on)
         self._number = 0
-        sampled = self._padded() if whole.views_edges else self._spared()
+        sampled = self._sampled()
         sampled.fields = seeds.fields
         self.batch = replace(whole.assembler, memory=self).assemble(sampled)
         spread_shared(self.batch)
         if whole.views_edges:
             self.batch.views = self._views()
 
-    def _padded(self) -> Sampled:
-        """Return the nodes in the buffers. Their edges are in `_views`."""
-        edges = [own.edge_index for own in self.on.layers[0]]
-        return Sampled(list(self.on.nodes), None, edges, [None] * len(edges), None, None)
+    def _sampled(self) -> Sampled:
+        """Return the nodes and edges in the buffers. Entries beyond the picks are loops at a spare node behind all.
 
-    def _spared(self) -> Sampled:
-        """Return the nodes and edges in the buffers. Entries beyond the picks are loops at a spare node behind all."""
+        For a model of hoploom.nn, edges are left as they are: it reads those of `_views`.
+        """
+        if self._whole.views_edges:
+            edges = [own.edge_index for own in self.on.layers[0]]
+            return Sampled(list(self.on.nodes), None, edges, [None] * len(edges), None, None)
         plan, capacity, found = self._whole.plan, self._whole.capacity, []
         for index, own in enumerate(self.on.layers[0]):
             ends = plan.schema.sources[index], plan.schema.destinations[index]
@@ -289,9 +290,6 @@ class WholeStep(Stepper):
         training: Training,
         context: Context,
         checkpoint: Checkpoint | None = None,
-        *,
-        probed: int = PROBED,
-        rounded: int = ROUNDED,
     ) -> None:
         device = context.device
         self.maker = maker = check_learner(learner, training, device)
@@ -311,19 +309,19 @@ class WholeStep(Stepper):
                 f"need a step of batch_size={size} seeds, and no step of an epoch has so many; give fewer"
             )
         sampling = DeviceSampling(maker, store.placed, self.pool)
-        shares = [order.step(step) for step in full[:: max(1, len(full) // probed)][:probed]]
+        shares = [order.step(step) for step in full[:: max(1, len(full) // PROBED)][:PROBED]]
         starts, sizes = [maker.start(share) for share in shares], [sampling.capacity_of(share) for share in shares]
         lengths = zip(*([0 if t is None else t.numel() for t in _varying(seeds)] for seeds in starts), strict=True)
         # exact if it is the same of all batches: the number of seeds of a loader of nodes
         self._most = [
-            max(own) if len({*own}) == 1 else -(-int(max(own) * (1 + training.margin)) // rounded) * rounded
+            max(own) if len({*own}) == 1 else -(-int(max(own) * (1 + training.margin)) // ROUNDED) * ROUNDED
             for own in lengths
         ]
         num_seeds = self._most[: len(store.schema.node_types)]
         types = [index for index, count in enumerate(num_seeds) if count]
         self.plan = plan_hops(store.schema, maker.sampler.sampling, types, with_indptr=True)
         seen = reduce(partial(Capacity.combine, function=max), sizes)
-        self.capacity = fixed_capacity(self.plan, seen, num_seeds, training.margin, rounded)
+        self.capacity = fixed_capacity(self.plan, seen, num_seeds, training.margin, ROUNDED)
         self.maps = make_maps(self.plan, device)  # for one batch at a time
         self.fill_stream, self.learn_stream = WorkStream(device, own_stream=True), WorkStream(device, own_stream=False)
         self._divisor = size * context.world_size  # of gradients, a constant of the recordings

@@ -5,7 +5,6 @@ import json
 import math
 import warnings
 import weakref
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from support.whole_steps import (
     homogeneous_learner,
     labelled,
     library_learner,
+    with_sizes_of_one_batch,
 )
 
 import hoploom
@@ -125,13 +125,14 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_either_way(step: int, device: t
     assert all(math.isfinite(line["loss"]) for line in lines)
 
 
-def test_a_run_that_often_overflows_says_so_once(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_often_overflows_says_so_once(
+    device: torch.device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = Training(2, margin=0.0)
+    with_sizes_of_one_batch(monkeypatch)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = fit(
-            homogeneous_learner(device), training, init(device=device), stepper=partial(WholeStep, probed=1, rounded=1)
-        )
+        outcome = fit(homogeneous_learner(device), training, init(device=device), stepper=WholeStep)
     assert outcome.whole_steps is not None
     (warning,) = (warning for warning in caught if "overflowed" in str(warning.message))
     count = outcome.whole_steps.overflowed
