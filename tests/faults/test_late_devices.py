@@ -12,7 +12,7 @@ import hoploom
 from hoploom import Embedding, TrainError
 from hoploom.nn.relational import _types_of
 from hoploom.ops import InEdges
-from hoploom.ops.deadline import HostCopy
+from hoploom.ops.deadline import HostCopy, on_host
 from hoploom.ranks.context import init
 from hoploom.store import Wanted
 from hoploom.system import StopRequests
@@ -57,6 +57,15 @@ def test_the_scaler_of_half_precision_reads_no_device_that_hangs(
     monkeypatch.setattr(stepper._scaler, "get_scale", lambda: pytest.fail("it was read"))
     with pytest.raises(TrainError, match=r"^epoch 1 step 2: the device has not computed the gradients within 7 s; "):
         stepper._update(1.0)
+
+
+def test_a_step_says_what_its_model_waited_for(device: torch.device, request: pytest.FixtureRequest) -> None:
+    learner, context = homogeneous_learner(device, on_host=True), init(device=device, timeout=7)
+    request.getfixturevalue("hung")
+    learner.model.register_forward_pre_hook(lambda *given: on_host(torch.ones(1), "found ids to look up"))
+    said = rf"^epoch 1 step 1: the device has not found ids to look up within 600 s; {BUSY}; there is no checkpoint$"
+    with pytest.raises(TrainError, match=said):
+        hoploom.fit(learner, Training(1, progress=False), context)
 
 
 def test_rows_that_the_host_keeps_wait_for_no_ids_for_ever(device: torch.device, hung: None) -> None:

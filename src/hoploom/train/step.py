@@ -360,7 +360,7 @@ class Stepper(Closing):
         """
         timer, progress, averaging_before = StepTimer(), self.learner.progress, self._averaging_seconds()
         self._reseed()
-        with self._learning(timer) as step:
+        with self._failing_late(), self._learning(timer) as step:
             self._open.append(step)
             known = self._open.popleft() if len(self._open) > self.delay else None
             asked, due = requests.stop_requested, is_due and self._context.is_main
@@ -507,6 +507,15 @@ class Stepper(Closing):
                 f"{place}: the device has not {error} within {seconds:g} s; "
                 f"{others}{BUSY}, or give hoploom.init a timeout above {seconds:g} seconds; {self._last_good()}"
             ) from error
+
+    @contextmanager
+    def _failing_late(self) -> Iterator[None]:
+        """Turn the TimeoutError of a wait within the model, which names the wait, into a TrainError with the step."""
+        try:
+            yield
+        except TimeoutError as error:
+            place = f"epoch {self.learner.progress.epoch + 1} step {self.learner.progress.steps + 1}"
+            raise TrainError(f"{place}: {error}; {self._last_good()}") from error
 
     def _last_good(self) -> str:
         return last_good(None if self._checkpoint is None else self._checkpoint.path("last"))
