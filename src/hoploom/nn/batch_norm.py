@@ -36,7 +36,8 @@ NORMS: Mapping[Any, type[nn.BatchNorm1d]] = {"batch": nn.BatchNorm1d, "graph": G
 class BatchNorms(OverRanks, nn.ModuleDict):
     """A batch norm or graph norm per node type. In training, statistics are those of the nodes of all ranks.
 
-    All ranks call, also those that have no rows. If there are fewer than two nodes, their rows become the bias.
+    All ranks call, also those that have no rows. A batch norm of a single node returns the bias. A graph norm of one
+    adds the weight to it, with the sign of the row less the learned share, unless that share is 1.
     """
 
     def __init__(self, widths: Mapping[str, int], norm: type[nn.BatchNorm1d] = nn.BatchNorm1d) -> None:

@@ -339,7 +339,7 @@ def check_counts(**counts: int | None) -> None:
 
 
 def _plus_linear(out: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
-    """Return out + linear(x). Without a bias, add in place: this saves a pass over new memory."""
+    """Return out + linear(x), in the memory of `out`. torch adds a product without a bias to it in the same pass."""
     if linear.bias is not None or ops.has_fast_product(x, linear.weight):
         return out.add_(linear(x))
     added: Tensor = out.addmm_(x.to(out.dtype), linear.weight.t().to(out.dtype))  # the dtype that autocast chose

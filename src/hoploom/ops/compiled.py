@@ -122,7 +122,8 @@ def differentiable(function: Any) -> Callable[..., Tensor]:
         tensors, results = ctx.saved_tensors[: ctx.num_tensors], ctx.saved_tensors[ctx.num_tensors :]
         given = list(results), list(tensors), ctx.numbers, ctx.form
         found = iter(backward(list(grads[:num_outs]), wanted, *given))
-        return [next(found) if is_needed else None for is_needed in needed], None if ctx.numbers else [], None
+        none: Any = None if ctx.numbers else []  # torch takes an empty list for one of tensors, and asks for a list
+        return [next(found) if is_needed else None for is_needed in needed], none, None
 
     name = f"hoploom::{function.__module__.split('.', 2)[2].replace('.', '_')}_{function.__name__.strip('_').lower()}"
     given = f"(Tensor[] grads, int[] wanted, Tensor[] results, {GIVEN}) -> Tensor[]"

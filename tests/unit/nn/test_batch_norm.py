@@ -135,12 +135,17 @@ def test_graph_norm_is_that_of_pyg_and_keeps_its_statistics() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_type_with_less_than_two_nodes_becomes_the_bias(count: int) -> None:
-    norms = BatchNorms({"a": 2, "b.c": 2})
+@pytest.mark.parametrize(("norm", "share", "expected"), [("batch", 1, 3), ("graph", 1, 3), ("graph", 0.5, 5)])
+def test_less_than_two_nodes_become_parameters(norm: str, share: float, expected: float, count: int) -> None:
+    """They become the bias, 3. If graph norm leaves half of a row, this is the deviation, too: the weight is added."""
+    norms, rows = BatchNorms({"a": 2, "b.c": 2}, batch_norm.NORMS[norm]), torch.rand(count, 2) + 1
     nn.init.constant_(norms["a"].bias, 3)
+    nn.init.constant_(norms["a"].weight, 2)
+    if norm == "graph":
+        nn.init.constant_(norms["a"].mean_scale, share)
     before = norms["a"].running_var.clone()
-    out = norms.normed({"a": torch.rand(count, 2), "b.c": torch.rand(5, 2)}, {})
-    torch.testing.assert_close(out["a"], torch.full((count, 2), 3.0), atol=1e-3, rtol=0)
+    out = norms.normed({"a": rows, "b.c": torch.rand(5, 2)}, {})
+    torch.testing.assert_close(out["a"], torch.full((count, 2), float(expected)), atol=1e-3, rtol=0)
     assert torch.equal(norms["a"].running_var, before)
     torch.testing.assert_close(out["b.c"].mean(0), torch.zeros(2))
 
