@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hoploom.errors import ConfigError
+from hoploom.ops.deadline import on_host
 from hoploom.ops.kernels.launch import SOURCE_OUT_OF_RANGE, blocks_of, launch
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -55,8 +56,9 @@ class Segments:
             if device.type == "cuda" and piece.numel() and not (piece.is_cuda or piece.is_pinned()):
                 raise ConfigError(f"{of_shape} in host memory that {device} cannot read; pin them")
         columns = [[first for first, _ in pieces], [piece.data_ptr() for piece in rows]]
-        table = torch.tensor(columns, dtype=torch.int64, pin_memory=device.type == "cuda")  # copied without a wait
-        bounds, bases = table.to(device, non_blocking=True)
+        table = torch.tensor(columns, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        on_host(table, "taken in the addresses of rows")  # kernels on any stream may read them from now on
+        bounds, bases = table
         return cls(
             bounds=bounds,
             bases=bases,
