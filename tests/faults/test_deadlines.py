@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.device_loaders import loading, nodes, placed
-from support.whole_steps import homogeneous_learner
+from support.whole_steps import epoch_of, homogeneous_learner
 
 import hoploom
 from hoploom import BatchError, StoreError, TrainError
@@ -303,7 +303,7 @@ def test_a_whole_step_that_is_never_done_is_named(
     monkeypatch.setattr(f"hoploom.{lost}.HostCopy", LostLater)
     said = rf"^epoch 1 step {step}: the device has not {doing} within 0.02 s; {BUSY}, or give hoploom.init a timeout "
     with pytest.raises(TrainError, match=said):
-        list(whole.epoch())
+        list(epoch_of(whole))
 
 
 def test_a_stream_closes_in_time_and_drops_its_work(release: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Learners over a placed store, whose steps are taken whole or at their own size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from hoploom.ranks.context import Context, init
 from hoploom.system import StopRequests
 from hoploom.train.link_prediction import LinkPrediction
 from hoploom.train.loop import fit
-from hoploom.train.step import Learner, StepCounts, Stepper, Training
+from hoploom.train.step import Learner, StepCounts, Stepper, StepReport, Training
 from hoploom.train.tasks import NodeClassification
 from support.device_loaders import placed
 from support.graphs import random_graph
@@ -144,9 +144,7 @@ def eager(learner: Learner, device: torch.device, epochs: int = 2, **options: An
     stepper, losses = Stepper(learner, Training(epochs, **options), init(device=device)), []
     learner.model.train()
     for _ in range(epochs):
-        with stepper.steps() as steps:
-            while not steps.is_empty:
-                losses += [report.loss for report in steps.take(StopRequests()).reports]
+        losses += [report.loss for report in epoch_of(stepper)]
         end_epoch(learner)
     return losses
 
@@ -162,9 +160,17 @@ def taken(
     losses: list[float] = []
     learner.model.train()
     for _ in range(epochs):
-        losses += [report.loss for report in whole.epoch()]
+        losses += [report.loss for report in epoch_of(whole)]
         end_epoch(learner)
     return losses, whole
+
+
+def epoch_of(stepper: Stepper) -> Iterator[StepReport]:
+    """The reports of the steps that an epoch has left, each when its loss is known."""
+    with stepper.steps() as steps:
+        while not steps.is_empty:
+            yield from steps.take(StopRequests()).reports
+        yield from steps.rest()
 
 
 def with_sizes_of_one_batch(patch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,9 @@ from hoploom.ops.deadline import HostCopy, on_host
 from hoploom.ranks.context import Context, OverRanks, unwrap
 from hoploom.schema import EDGE_ID, RelationName
 from hoploom.store.base import NO_IDS
-from hoploom.system import StopRequests
 from hoploom.train.batch_adapter import adapted, without_ddp
 from hoploom.train.checkpoint import Checkpoint
-from hoploom.train.step import BegunStep, Learner, StepCounts, Stepper, StepReport, StepTimer, Training
+from hoploom.train.step import BegunStep, Learner, StepCounts, Stepper, StepTimer, Training
 from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from
@@ -276,9 +275,8 @@ class WholeStep(Stepper):
     Create a WholeStep after you have restored the learner: a recording keeps the addresses of the parameters and of
     the optimizer's state.
 
-    >>> with WholeStep(learner, Training(epochs=1), context) as whole:
-    ...     losses = [report.loss for report in whole.epoch()]
-    >>> print(whole.counts)
+    >>> outcome = hoploom.fit(learner, Training(epochs=1), context, stepper=hoploom.WholeStep)
+    >>> print(outcome.whole_steps)
     """
 
     counts: StepCounts
@@ -363,14 +361,6 @@ class WholeStep(Stepper):
             last_first.callback(self._slots.clear)
             last_first.callback(self.learn_stream.close)
             last_first.callback(self.fill_stream.close)
-
-    def epoch(self) -> Iterator[StepReport]:
-        """Run the steps left in the loader's epoch; yield the report of each step, with its loss, two steps later."""
-        requests = StopRequests()
-        with self.steps() as steps:
-            while not steps.is_empty:
-                yield from steps.take(requests).reports
-            yield from steps.rest()
 
     @contextmanager
     def steps(self) -> Iterator[Self]:

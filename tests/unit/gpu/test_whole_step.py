@@ -15,6 +15,7 @@ from support.whole_steps import (
     NUM_TRAIN,
     assert_close,
     assert_same,
+    epoch_of,
     homogeneous_learner,
     labelled,
     library_learner,
@@ -200,9 +201,9 @@ def test_nothing_of_whole_steps_outlives_fit(end: str, device: torch.device, mon
 
 def test_a_closed_whole_step_takes_no_more(device: torch.device) -> None:
     with WholeStep(homogeneous_learner(device), Training(1), init(device=device)) as whole:
-        next(whole.epoch())
+        next(epoch_of(whole))
     with pytest.raises(hoploom.ConfigError, match="this WholeStep is closed; make another one"):
-        next(whole.epoch())
+        next(epoch_of(whole))
 
 
 RUN_FILE = """
@@ -260,12 +261,12 @@ def test_a_run_file_that_whole_steps_do_not_fit_is_refused(override: str, said: 
 def test_no_replay_reads_a_closed_store(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = homogeneous_learner(device)
     whole = WholeStep(learner, Training(2), init(device=device))
-    assert len(list(whole.epoch())) > 0
+    assert len(list(epoch_of(whole))) > 0
     calls: list[Any] = []
     monkeypatch.setattr(Recording, "__call__", lambda recording: calls.append(recording))
     learner.loader.store.close()  # type: ignore[attr-defined]
     with pytest.raises(hoploom.ConfigError, match="closed"):
-        list(whole.epoch())
+        list(epoch_of(whole))
     assert not calls
 
 
