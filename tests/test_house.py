@@ -37,21 +37,21 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "store": 4262,
     "sample": 1533,
     "ranks": 1995,
-    "load": 3332,
+    "load": 3333,
     "nn": 3238,
     "serve": 4270,
     "train": 5444,
-    "gpu": 2778,
+    "gpu": 2811,
     "inference": 1304,
     "ranking": 1029,
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
-    "deploy": 2702,
+    "deploy": 2719,
     "report": 1147,
     "cli": 1788,
 }
-BUDGET, MOST_FILES = 50_182, 230
+BUDGET, MOST_FILES = 50_238, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
