@@ -32,15 +32,15 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
-    "config": 817,
-    "ops": 4823,
+    "config": 819,
+    "ops": 4836,
     "store": 4262,
     "sample": 1533,
     "ranks": 1995,
     "load": 3333,
-    "nn": 3238,
-    "serve": 4270,
-    "train": 5444,
+    "nn": 3249,
+    "serve": 4272,
+    "train": 5487,
     "gpu": 2811,
     "inference": 1304,
     "ranking": 1029,
@@ -49,9 +49,9 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "scale": 964,
     "deploy": 2719,
     "report": 1147,
-    "cli": 1788,
+    "cli": 1794,
 }
-BUDGET, MOST_FILES = 50_238, 230
+BUDGET, MOST_FILES = 50_309, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
