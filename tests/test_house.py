@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1794,
 }
-BUDGET, MOST_FILES = 50_309, 230
+BUDGET, MOST_FILES = 50_310, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:
