@@ -136,9 +136,8 @@ def test_a_batch_is_read_about_once(graph: Store, device: torch.device, monkeypa
         reads.append(reading.host.numel())
         return wait(reading, *given)
 
+    there, begun = loading(nodes(placed(graph, device))), []
     monkeypatch.setattr(HostCopy, "wait", counted)
-    loader = nodes(placed(graph, device))
-    there, begun = loading(loader), []
     for step in range(3):
         share = StepShare(torch.arange(7 * step, 7 * step + 7), 0, step)
         with NoWaiting():  # type: ignore[no-untyped-call]
@@ -382,10 +381,11 @@ def test_two_batches_are_sampled_at_once_however_many_threads_there_are(
         assert num_workers < 2 or third_is_up.wait(60)  # one thread makes them in turn
         return wait(reading, *given)
 
+    store = placed(graph, device)
     monkeypatch.setattr(stages, "make_buffers", counted)
     monkeypatch.setattr(threading, "BoundedSemaphore", Noted)
     monkeypatch.setattr(HostCopy, "wait", held)
-    there = nodes(placed(graph, device), num_workers=num_workers, batch_size=2, input_nodes=torch.arange(16))
+    there = nodes(store, num_workers=num_workers, batch_size=2, input_nodes=torch.arange(16))
     assert (len(list(there)), len(made)) == (8, 2)
 
 
