@@ -49,7 +49,7 @@ class Gathers:
     def __call__(self) -> None:
         for own in self._ids:
             wanted = [Wanted(self._owner, "x", own)]
-            self._placed.gather(wanted, outs=[self._out[: own.numel()]], faults=self._faults)
+            self._placed.gather(wanted, self._faults, [self._out[: own.numel()]])
 
 
 def copying(size: int, here: torch.device, *, over_the_bus: bool) -> "Copies":

@@ -77,7 +77,7 @@ class Batches:
     def sample(self) -> None:
         """The batch that is chosen; waits for nothing."""
         seeds = Seeds((self._own,), (None,))
-        sample_on_device(self.plan, self.lists, self.maps, seeds, self._key, self.into)
+        sample_on_device(self.lists, self.maps, seeds, self._key, self.into)
 
     def record(self) -> None:
         """From now on `replay` replays."""

@@ -71,8 +71,9 @@ def test_a_step_says_what_its_model_waited_for(device: torch.device, request: py
 def test_rows_that_the_host_keeps_wait_for_no_ids_for_ever(device: torch.device, hung: None) -> None:
     with hoploom.place(hoploom.from_pyg(ring(12)), topology=str(device)) as store:
         assert store.placed is not None
+        ids, faults = torch.arange(3, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         with pytest.raises(TimeoutError, match=rf"^the device has not computed ids within 600 s; {BUSY}$"):
-            store.placed.gather([Wanted("node", "x", torch.arange(3, device=device))])
+            store.placed.gather([Wanted("node", "x", ids)], faults)
 
 
 def test_no_checkpoint_is_written_of_a_state_that_never_comes(tmp_path: Path, hung: None) -> None:

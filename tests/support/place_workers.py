@@ -49,8 +49,10 @@ def placed_of(store: Store) -> PlacedStore:
 
 
 def placed_rows(store: Store, owner: TypeKey, field: str, ids: Tensor) -> Tensor:
-    (rows,) = placed_of(store).gather([Wanted(owner, field, ids.to(placed_of(store).device))])
-    assert rows.device == placed_of(store).device
+    device = placed_of(store).device
+    faults = torch.zeros(1, dtype=torch.int64, device=device)
+    (rows,) = placed_of(store).gather([Wanted(owner, field, ids.to(device))], faults)
+    assert (rows.device, faults.item()) == (device, 0)
     return rows.cpu()
 
 
@@ -73,7 +75,7 @@ def share_host_memory(context: Context, folder: str, path: str) -> None:
         context.barrier()
         sizes = context.gather(torch.tensor([len(os.listdir(folder)), mapped_kilobytes(folder)["Size"]]))
         assert sizes[0].tolist() == sizes[1].tolist()
-        assert sizes[0][0] == 1 + len(fields_of(store.schema))  # the relation's lists, and a file for every field
+        assert sizes[0][0] == 3 + len(fields_of(store.schema))  # the relation's three columns, and every field
         assert context.max(mapped_kilobytes(folder)["Rss"]) > 0
         _read_all(store)
         context.barrier()

@@ -166,7 +166,7 @@ class PlacedShard(ShardWrapper):
         ids = {key: ops.select(want.ids, own) for key, want, own in zip(keys, wanted, positions, strict=True)}
         with self._on_device((ids, torch.zeros(1, dtype=torch.int64))) as (on_device, faults):
             placed = [want._replace(ids=on_device[key]) for key, want in zip(keys, wanted, strict=True)]
-            copies = list(map(HostCopy, self.placed.gather(placed, faults=faults)))  # a server has checked the ids
+            copies = list(map(HostCopy, self.placed.gather(placed, faults)))  # a server has checked the ids
 
         def finish() -> None:
             with _or_another_server():

@@ -52,6 +52,7 @@ class DeviceEdges:
 class DeviceBuffers:
     """Buffers of a sampled batch on the device, and the sizes in use. Every batch overwrites them."""
 
+    plan: HopPlan
     capacity: Capacity
     nodes: tuple[Tensor, ...]  # per type: [capacity] int64
     trees: tuple[Tensor | None, ...]  # per type: [capacity] int64; disjoint sampling only
@@ -85,7 +86,7 @@ def make_buffers(plan: HopPlan, capacity: Capacity, device: torch.device) -> Dev
         columns = zip(capacities, indptrs, strict=True)
         layers.append(tuple(DeviceEdges(empty(2, size), empty(size), indptr) for size, indptr in columns))
     sources = tuple(map(empty, num_edges))
-    return DeviceBuffers(capacity, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
+    return DeviceBuffers(plan, capacity, nodes, trees, tuple(layers), sources, empty(plan.num_slots, 2))
 
 
 def make_maps(plan: HopPlan, device: torch.device) -> tuple[DeviceNodeMap, ...]:
@@ -94,14 +95,10 @@ def make_maps(plan: HopPlan, device: torch.device) -> tuple[DeviceNodeMap, ...]:
 
 
 def sample_on_device(
-    plan: HopPlan,
-    lists: Sequence[DeviceLists],
-    maps: Sequence[DeviceNodeMap],
-    seeds: Seeds,
-    key: Tensor,
-    into: DeviceBuffers,
+    lists: Sequence[DeviceLists], maps: Sequence[DeviceNodeMap], seeds: Seeds, key: Tensor, into: DeviceBuffers
 ) -> None:
     """Sample a batch into the buffers `into`, equal to that of `sample_hops`; `key` [] int64 has its key's bits."""
+    plan = into.plan
     into.totals.zero_()
     for of_relations in into.layers:
         for edges in of_relations:
@@ -114,11 +111,10 @@ def sample_on_device(
             node_map.add_seeds(own, seeds.trees[index], into.total(plan.nodes[index][1]), into.faults)
     for hop, asks in enumerate(plan.hops):
         for ask in asks:
-            _expand(plan, (lists[ask.relation], maps), seeds, key, into, (hop, ask))
+            _expand((lists[ask.relation], maps), seeds, key, into, (hop, ask))
 
 
 def _expand(
-    plan: HopPlan,
     graph: tuple[DeviceLists, Sequence[DeviceNodeMap]],
     seeds: Seeds,
     key: Tensor,
@@ -128,7 +124,7 @@ def _expand(
     """Sample in-edges of one relation in one hop, then give their sources local ids. `at` is (hop, relation)."""
     lists, maps = graph
     hop, ask = at
-    relation = ask.relation
+    relation, plan = ask.relation, into.plan
     source, destination = plan.schema.sources[relation], plan.schema.destinations[relation]
     begin, end = (into.total(slot) for slot in plan.frontier(hop, destination))
     span = DeviceSpan(begin, end, into.capacity.rows[hop][destination])
@@ -145,15 +141,16 @@ def _expand(
         maps[source].add(picks, frontier, edges.edge_index[0], before, after, into.faults)
 
 
-def sampled_of(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Copy) -> Sampled:
+def sampled_of(filled: DeviceBuffers, sizes: Sequence[int], first_tree: int, copy: Copy) -> Sampled:
     """Return the batch in the buffers `filled`, with tensors copied by `copy`. `sizes` are the values of `totals`."""
+    plan = filled.plan
     nodes = [copy(own[: sizes[slots[-1]]]) for own, slots in zip(filled.nodes, plan.nodes, strict=True)]
     trees = None
     if plan.sampling.disjoint:
         pairs = [(own, own_nodes) for own, own_nodes in zip(filled.trees, nodes, strict=True) if own is not None]
         trees = [copy(own[: own_nodes.numel()]).sub_(first_tree) for own, own_nodes in pairs]
     if plan.is_blocks:
-        blocks = [_block(plan, filled, sizes, hop, copy) for hop in reversed(range(plan.sampling.num_hops))]
+        blocks = [_block(filled, sizes, hop, copy) for hop in reversed(range(plan.sampling.num_hops))]
         return Sampled(nodes, trees, [], [], None, None, blocks)
     layer = zip(filled.layers[0], plan.picks, strict=True)
     edge_index, edges = zip(*(own.first(sizes[spans[-1][1]], copy) for own, spans in layer), strict=True)
@@ -162,7 +159,8 @@ def sampled_of(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], first
     return Sampled(nodes, trees, list(edge_index), list(edges), num_nodes, num_edges)
 
 
-def _block(plan: HopPlan, filled: DeviceBuffers, sizes: Sequence[int], hop: int, copy: Copy) -> Block:
+def _block(filled: DeviceBuffers, sizes: Sequence[int], hop: int, copy: Copy) -> Block:
+    plan = filled.plan
     layer = zip(plan.schema.relations, filled.layers[hop], plan.picks, strict=True)
     found = {relation.key: edges.first(sizes[spans[hop][1]], copy) for relation, edges, spans in layer}
     slots = {t.name: own for t, own in zip(plan.schema.node_types, plan.nodes, strict=True)}

@@ -34,7 +34,7 @@ PAUSE = 0.02  # seconds between two tries of a lock
 PORTABLE, MAPPED = 1, 2  # flags of cudaHostRegister
 STILL_READ: list[Any] = []  # memory closed while a device may have read it; never freed
 
-Fill = Callable[[Tensor], None]  # writes the contents to [size] uint8
+Fill = Callable[[Tensor], object]  # writes the contents to [size] uint8
 
 
 def shared_name(*what: Any) -> str:

@@ -106,9 +106,8 @@ class DeviceSampling:
 
     def begin(self, share: StepShare, maker: LocalMaker | None = None) -> Enqueued:
         """Copy the key and the seeds to the device, and enqueue the kernels of all hops; does not wait."""
-        seeds, key = (maker or self._maker).start(share), share.key
-        self._grow(seeds)
-        staged = self._pool.stage((torch.tensor(as_int64(key)), seeds))
+        seeds = (maker or self._maker).start(share)
+        staged = self._pool.stage((torch.tensor(as_int64(share.key)), seeds))
         with self._pool.side_stream():
             block = staged.block.to(self._pool.device, non_blocking=True)
             with self._lock:
@@ -117,36 +116,31 @@ class DeviceSampling:
 
     def _run(self, seeds: Seeds, staged: StagedValue, block: Tensor, idle: Buffers | None) -> Enqueued:
         """Enqueue sampling in the buffers `idle`; in new buffers if `idle` is None or has another capacity."""
-        plan, capacity, device = self._plan, self._capacity, self._pool.device
+        (plan, capacity), device = self._sizes_for(seeds), self._pool.device
         lists = self._placed.lists  # raises once it is closed
-        assert plan is not None
-        assert capacity is not None
         assert lists is not None
         if idle is None or idle.into.capacity != capacity:
             maps = make_maps(plan, device) if idle is None else idle.maps
             idle = Buffers(make_buffers(plan, capacity, device), maps)
         key, on_device = staged.over(block)
-        sample_on_device(plan, lists, idle.maps, on_device, key, idle.into)
+        sample_on_device(lists, idle.maps, on_device, key, idle.into)
         return Enqueued(seeds, staged, block, idle, HostCopy(idle.into.totals))
 
     def capacity_of(self, share: StepShare) -> Capacity:
         """Sample the batch of these seeds, and return the capacity that it needs."""
         begun, sizes = self._fitting(self.begin(share))
         self._idle.append(begun.buffers)
-        assert self._plan is not None
-        return used_capacity(self._plan, sizes)
+        return used_capacity(begun.buffers.into.plan, sizes)
 
     def _fitting(self, begun: Enqueued) -> tuple[Enqueued, list[int]]:
         """Wait for the batch's sizes; sample again until the batch fits the buffers. Return it and its sizes."""
-        assert self._plan is not None
         while True:
             late = f"the device has not sampled within {self._pool.deadline:g} s; {BUSY}, or raise timeout"
             sizes: list[int] = begun.sizes.wait(self._pool.deadline, late)[:, 0].tolist()  # nothing else waits
-            if begun.buffers.into.capacity.holds(seen := used_capacity(self._plan, sizes)):
+            if (into := begun.buffers.into).capacity.holds(seen := used_capacity(into.plan, sizes)):
                 break
             with self._lock:
-                assert self._capacity is not None
-                self._capacity = grow_capacity(self._capacity, seen)
+                self._capacity = grow_capacity(self._capacity or into.capacity, seen)
                 self.num_redone += 1
             with self._pool.side_stream():
                 begun = self._run(begun.seeds, begun.staged, begun.block, begun.buffers)
@@ -157,10 +151,9 @@ class DeviceSampling:
     def finish(self, begun: Enqueued, memory: BatchMemory) -> Sampled:
         """Wait for the batch's sizes, then copy the batch to `memory`."""
         begun, sizes = self._fitting(begun)
-        plan, seeds = self._plan, begun.seeds
-        assert plan is not None
+        seeds = begun.seeds
         with self._pool.side_stream():
-            sampled = sampled_of(plan, begun.buffers.into, sizes, seeds.first_tree, memory.copy)
+            sampled = sampled_of(begun.buffers.into, sizes, seeds.first_tree, memory.copy)
             for trees in sampled.trees or ():
                 if seeds.link_of is not None:
                     trees.copy_(seeds.link_of.to(trees.device)[trees])
@@ -169,8 +162,8 @@ class DeviceSampling:
         sampled.fields = on_device.fields
         return sampled
 
-    def _grow(self, seeds: Seeds) -> None:
-        """Raise the capacity if it is too small for this number of seeds, which is known before sampling."""
+    def _sizes_for(self, seeds: Seeds) -> tuple[HopPlan, Capacity]:
+        """Return the plan, and the capacity, which grows if it is too small for the number of these seeds."""
         num_seeds = [0 if nodes is None else nodes.numel() for nodes in seeds.nodes]
         with self._lock:
             if self._plan is None:
@@ -181,6 +174,7 @@ class DeviceSampling:
             elif any(map(int.__gt__, num_seeds, self._capacity.rows[0])):
                 more = first_capacity(self._plan, [count + count // MARGIN for count in num_seeds], self.large)
                 self._capacity = self._capacity.combine(more, max)
+            return self._plan, self._capacity
 
 
 # --- batches -------------------------------------------------------------------------------------
@@ -396,7 +390,7 @@ class DeviceAssembler(Assembler):
             outs.append(self.memory.empty((ids.numel(), *field.shape), DTYPES[field.dtype]))
             is_partial = (owner, name) in self.placed.partial
             asked.append(Wanted(owner, name, self.numbers.get(ids_key(owner, ids), ids) if is_partial else ids))
-        return self.placed.gather(asked, outs=outs, faults=self.faults)
+        return self.placed.gather(asked, self.faults, outs)
 
     def aggregate(self, wanted: Wanted, edges: InEdges) -> Tensor:
         """Gather rows, then return their aggregate, because no kernel aggregates rows of a placed store directly."""

@@ -1,20 +1,19 @@
 """Plan where a store's tensors go and check that they fit; then copy them to device or host memory.
 
-The tensors of a relation or a field are packed into one block of bytes, copied from the mapped files piece by piece, so
-that this process never has a second copy of a whole tensor. Sizes that do not fit raise ConfigError. "auto" leaves a
-quarter of the device's free memory, and 2 GiB at least, to training. Kernels get the address of each range of rows, so
-one gather can read device memory and host memory.
+Tensors are copied from the mapped files piece by piece, so that this process never has a second copy of a whole tensor.
+Sizes that do not fit raise ConfigError. "auto" leaves a quarter of the device's free memory, and 2 GiB at least, to
+training. Kernels get the address of each range of rows, so one gather can read device memory and host memory.
 """
 
 import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,81 +37,66 @@ from hoploom.system import boot_id
 
 ROUNDING = 1e-6  # added to a number of rows, so that a share of 0.29 of 100 rows is 29
 PIECE = 64 << 20  # bytes copied at once
-ALIGNED = 256  # offsets of tensors in a block are multiples of 256 bytes
 INT32_IDS = 2**31
-WEIGHT, EDGE_TIME, SOURCE_TIME = "weight", "edge_time", "source_time"
-Shape = tuple[int, ...]
 Spans = list[tuple[int, int]]  # ranges of ids
+PlannedRows = Sequence[tuple[Spans, "PlannedTensor"]]
 
 
-# --- blocks of bytes -----------------------------------------------------------------------------
+# --- tensors to copy -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class PackedTensors:
-    """The shapes and dtypes of tensors that share one block of bytes, and the function that fills them."""
+class PlannedTensor:
+    """A tensor to place: its shape and dtype, the function that writes it, and the memory that it goes to."""
 
-    columns: tuple[tuple[Shape, torch.dtype], ...]
-    fill: Callable[[Sequence[Tensor]], object]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fill: Callable[[Tensor], object]
+    file: str | None = None  # of host memory, which processes share by this name; None: in device memory
 
     @property
     def num_bytes(self) -> int:
-        return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in self.columns)
+        return math.prod(self.shape) * self.dtype.itemsize
 
-    def views(self, raw: Tensor) -> list[Tensor]:
-        """Return the tensors as views of the block `raw`, [num_bytes] uint8."""
-        begin, out = 0, []
-        for shape, dtype in self.columns:
-            size = math.prod(shape) * dtype.itemsize
-            out.append(raw[begin : begin + size].view(dtype).view(shape))
-            begin += _aligned(size)
-        return out
+    def shared(self, *what: Any) -> "PlannedTensor":
+        """Return the tensor for host memory. `what` describes its contents."""
+        return replace(self, file=shared_name(*what, self.shape, str(self.dtype)))
 
-    def fill_bytes(self, raw: Tensor) -> None:
-        """Write the tensors to the block `raw`, [num_bytes] uint8."""
-        self.fill(self.views(raw))
+    def over(self, raw: Tensor) -> Tensor:
+        """Return the tensor as a view of the bytes `raw`."""
+        return raw.view(self.dtype).view(self.shape)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def columns_of(parts: Sequence[EdgeLists]) -> tuple[str, ...]:
-    """Return the names of the columns that a relation has in addition to indptr and indices."""
-    return tuple(name for name in (WEIGHT, EDGE_TIME, SOURCE_TIME) if getattr(parts[0], name) is not None)
-
-
-def pack_topology(parts: Sequence[EdgeLists], num_sources: int) -> PackedTensors:
-    """Return a relation's edge lists, all parts merged, as packed tensors: indptr, indices and optional columns."""
+def plan_relation(parts: Sequence[EdgeLists], num_sources: int) -> dict[str, PlannedTensor]:
+    """Return a relation's edge lists, all parts merged, by the names that DeviceLists has for them."""
     num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
     num_edges = sum(lists.num_edges for lists in parts)
-    ids = torch.int32 if num_sources < INT32_IDS else torch.int64
-    kinds = {WEIGHT: (num_edges, torch.float32), EDGE_TIME: (num_edges, torch.int64)}
-    kinds[SOURCE_TIME] = (num_sources, torch.int64)
-    others = columns_of(parts)
-    columns = [(num_nodes + 1, torch.int64), (num_edges, ids), *(kinds[name] for name in others)]
-
-    def fill(tensors: Sequence[Tensor]) -> None:
-        indptr, indices, *rest = tensors
-        indptr[:1].zero_()
-        _fill_edges(indptr, [lists.indptr[1:] for lists in parts], 1, [lists.first_edge for lists in parts])
-        _fill_edges(indices, [lists.indices for lists in parts])
-        for name, tensor in zip(others, rest, strict=True):
-            owners = parts[:1] if name == SOURCE_TIME else parts  # every part has the times of all sources
-            _fill_edges(tensor, [getattr(lists, name) for lists in owners])
-        ops.require_whole(column for lists in parts for column in lists.columns)
-
-    return PackedTensors(tuple(((length,), dtype) for length, dtype in columns), fill)
+    columns = {
+        "indptr": (num_nodes + 1, torch.int64),
+        "indices": (num_edges, torch.int32 if num_sources < INT32_IDS else torch.int64),
+        "weight": (num_edges, torch.float32),
+        "edge_time": (num_edges, torch.int64),
+        "source_time": (num_sources, torch.int64),
+    }
+    return {
+        name: PlannedTensor((length,), dtype, partial(_fill_column, parts, name))
+        for name, (length, dtype) in columns.items()
+        if getattr(parts[0], name) is not None
+    }
 
 
-def _fill_edges(out: Tensor, pieces: Sequence[Tensor], begin: int = 0, added: Sequence[int] | None = None) -> None:
-    """Write the tensors `pieces` one after the other to out[begin:]; add added[i] to the values of piece i."""
+def _fill_column(parts: Sequence[EdgeLists], name: str, out: Tensor) -> None:
+    """Write the column `name` of a relation's edge lists, which is in parts, to `out`."""
     at_once = PIECE // out.element_size()
-    for number, source in enumerate(pieces):
-        for first in range(0, source.numel(), at_once):
-            some = source[first : first + at_once]
-            out[begin : begin + some.numel()].copy_(some + added[number] if added and added[number] else some)
-            begin += some.numel()
+    for lists in parts[:1] if name == "source_time" else parts:  # every part has the times of all sources
+        column: Tensor = getattr(lists, name)
+        begin = lists.first_node if name == "indptr" else lists.first_edge
+        for first in range(0, column.numel(), at_once):
+            some = column[first : first + at_once]
+            if name == "indptr" and lists.first_edge:
+                some = some + lists.first_edge
+            out[begin + first : begin + first + some.numel()].copy_(some)
+        ops.require_whole([column])
 
 
 @dataclass(frozen=True)
@@ -132,26 +116,37 @@ class FieldColumn:
         return sum(count for _, count in self.held)
 
     @property
-    def num_cached(self) -> int:
-        return 0 if self.cached is None else len(self.cached)
-
-    @property
     def cached_bytes(self) -> int:
-        return self.num_cached * self.field.row_bytes
+        return 0 if self.cached is None else self.cached.nbytes
 
-    def block(self, spans: Sequence[tuple[int, int]]) -> PackedTensors:
-        """Return the rows of the id ranges `spans` as one packed tensor."""
-        count = sum(end - begin for begin, end in spans)
-        rows = (count, *self.field.shape), DTYPES[self.field.dtype]
+    def planned(self, share: float, identity: str) -> PlannedRows:
+        """Return ranges of ids and their rows: first those for the device, then those for the host, if there are any.
 
-        def fill(tensors: Sequence[Tensor]) -> None:
+        The first rows of every part go to the device, and so do cached rows, whose ids follow those of all nodes.
+        """
+        hot, rest = Spans(), Spans()
+        for first, count in self.held:
+            middle = first + int(share * count + ROUNDING)
+            _add_range(hot, first, middle)
+            _add_range(rest, middle, first + count)
+        found = [(hot, self._rows(hot))]
+        if rest:
+            found.append((rest, self._rows(rest).shared(identity, self.owner, self.name, rest)))
+        if (cached := self.cached) is not None:
+            rows = PlannedTensor(tuple(cached.shape), cached.dtype, lambda out: out.copy_(cached))
+            found.append(([(self.num_all, self.num_all + len(cached))], rows))
+        return found
+
+    def _rows(self, spans: Spans) -> PlannedTensor:
+        def fill(out: Tensor) -> None:
             begin = 0
             for some in self._pieces(spans):
-                tensors[0][begin : begin + some.shape[0]].copy_(some)
+                out[begin : begin + some.shape[0]].copy_(some)
                 begin += some.shape[0]
             ops.require_whole(part.tables[self.owner, self.name].rows for part in self.parts)
 
-        return PackedTensors((rows,), fill)
+        shape = sum(end - begin for begin, end in spans), *self.field.shape
+        return PlannedTensor(shape, DTYPES[self.field.dtype], fill)
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
         """Yield the rows of the id ranges `spans` in order, about PIECE bytes at a time."""
@@ -169,62 +164,43 @@ class FieldColumn:
                         yield part.gather([Wanted(self.owner, self.name, torch.arange(low, until))])[0]
 
 
+def _add_range(spans: Spans, begin: int, end: int) -> None:
+    """Append a range of ids, joined with the range before if that ends where this begins; leave empty ranges out."""
+    if spans and spans[-1][1] == begin:
+        spans[-1] = spans[-1][0], end
+    elif end > begin:
+        spans.append((begin, end))
+
+
 # --- the plan -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlacePlan:
-    """A planned placement: the tensors to copy, and the memory that each goes to."""
+    """A planned placement: the tensors to copy."""
 
     device: torch.device
-    identity: str  # of the store; in the names of the files that processes share
-    topology: Literal["device", "host"] | None
-    relations: tuple[PackedTensors, ...]  # empty: topology stays as it is
+    relations: Sequence[Mapping[str, PlannedTensor]] | None  # None: topology stays as it is
     share: float  # of every part's feature rows that goes to the device
-    columns: tuple[FieldColumn, ...]  # empty: features stay as they are
+    columns: Sequence[tuple[FieldColumn, PlannedRows]]  # none: features stay as they are
     chosen: str = ""  # with "auto": a line for the report about the free memory that decided
+
+    @property
+    def _tensors(self) -> Iterator[PlannedTensor]:
+        for relation in self.relations or ():
+            yield from relation.values()
+        for _, found in self.columns:
+            yield from (rows for _, rows in found)
 
     @property
     def device_bytes(self) -> int:
         """Bytes of device memory that the placement takes."""
-        topology = sum(block.num_bytes for block in self.relations) if self.topology == "device" else 0
-        rows = [column.block(self.spans(column)[0]).num_bytes + column.cached_bytes for column in self.columns]
-        return topology + sum(rows)
+        return sum(tensor.num_bytes for tensor in self._tensors if tensor.file is None)
 
-    def spans(self, column: FieldColumn) -> tuple[Spans, Spans]:
-        """Return the ranges of ids whose rows go to the device (the first rows of every part), and to the host."""
-        hot, rest = [], []
-        for first, count in column.held:
-            middle = first + int(self.share * count + ROUNDING)
-            hot.append((first, middle))
-            rest.append((middle, first + count))
-        return merge_ranges(hot), merge_ranges(rest)
-
-    @cached_property
-    def files(self) -> dict[str, PackedTensors]:
-        """The tensors that go to host memory, by file name."""
-        found = {}
-        if self.topology == "host":
-            found = {self.relation_file(index): block for index, block in enumerate(self.relations)}
-        blocks = {self.column_file(column): column.block(self.spans(column)[1]) for column in self.columns}
-        return found | {name: block for name, block in blocks.items() if block.num_bytes}
-
-    def relation_file(self, index: int) -> str:
-        return shared_name(self.identity, index, str(self.relations[index].columns))
-
-    def column_file(self, column: FieldColumn) -> str:
-        return shared_name(self.identity, column.owner, column.name, column.field.dtype, self.spans(column)[1])
-
-
-def merge_ranges(spans: Spans) -> Spans:
-    """Return ranges of ids with empty ranges left out and adjacent ranges merged."""
-    out: Spans = []
-    for begin, end in spans:
-        if out and out[-1][1] == begin:
-            out[-1] = out[-1][0], end
-        elif end > begin:
-            out.append((begin, end))
-    return out
+    @property
+    def files(self) -> dict[str, int]:
+        """The bytes of the tensors that go to host memory, by file name."""
+        return {tensor.file: tensor.num_bytes for tensor in self._tensors if tensor.file is not None}
 
 
 def plan_placement(
@@ -239,43 +215,45 @@ def plan_placement(
     `features` is "device", "host", "auto", a share of the rows (float) or bytes (int).
     """
     _check_reach(store, topology, features is not None)
-    chosen = ""
+    chosen, identity = "", store.identity or secrets.token_hex(16)
     if topology == "auto" and not covers(store.schema, store.topology):
         topology, chosen = None, "; the topology is not placed, because some of it is on another host"
-    relations: tuple[PackedTensors, ...] = ()
-    if topology is not None:
-        relations = tuple(
-            pack_topology([part.lists[index] for part in store.topology], store.schema.node_types[source].num_nodes)
-            for index, source in enumerate(store.schema.sources)
-        )
     named = fields_of(store.schema).items() if features is not None else ()
     columns = [_column(store, owner, name, field) for (owner, name), field in named]
     free, num_ranks = free_memory_of_ranks(device, among)
     memory = f"{as_bytes(free)} free" + (f" for each of {num_ranks} ranks" if num_ranks > 1 else "")
     left = left_to_training(free)
-    topology_bytes = sum(block.num_bytes for block in relations)
     budget = free - left - sum(column.cached_bytes for column in columns)
     if chosen or "auto" in (topology, features):
         chosen = f"auto: {device} had {memory}, of which {as_bytes(left)} are left to training{chosen}"
-    if topology == "auto":
-        topology = "device" if topology_bytes <= budget else "host"
-    budget -= topology_bytes if topology == "device" else 0
+    relations = None
+    if topology is not None:
+        sources = [store.schema.node_types[source].num_nodes for source in store.schema.sources]
+        lists = [[part.lists[index] for part in store.topology] for index in range(len(sources))]
+        relations = list(map(plan_relation, lists, sources))
+        taken = sum(tensor.num_bytes for relation in relations for tensor in relation.values())
+        if topology == "host" or (topology == "auto" and taken > budget):
+            relations = [
+                {name: tensor.shared(identity, index, name) for name, tensor in relation.items()}
+                for index, relation in enumerate(relations)
+            ]
+        else:
+            budget -= taken
     share = 0.0 if features is None else _share(features, columns, budget)
-    identity = store.identity or secrets.token_hex(16)
-    plan = PlacePlan(device, identity, topology, relations, share, tuple(columns), chosen)
+    rows = [(column, column.planned(share, identity)) for column in columns]
+    plan = PlacePlan(device, relations, share, rows, chosen)
     if plan.device_bytes > free:
         raise ConfigError(
             f"placing this takes {as_bytes(plan.device_bytes)} of {device}, which has {memory}; "
             "give features='auto', a smaller share such as '20%' or 'host', a smaller cache, or topology='host'"
         )
-    in_host = sum(block.num_bytes for block in plan.files.values())
+    in_host = sum(plan.files.values())
     if store.budget is not None and in_host > store.budget.num_bytes:
         raise ConfigError(
             f"placing this takes {as_bytes(in_host)} of host memory, and the store may have "
             f"{as_bytes(store.budget.num_bytes)}; raise that limit, or place more on the device"
         )
-    unwritten = [block.num_bytes for name, block in plan.files.items() if not (hostmemory.FOLDER / name).exists()]
-    hostmemory.check_fits(sum(unwritten))
+    hostmemory.check_fits(sum(size for file, size in plan.files.items() if not (hostmemory.FOLDER / file).exists()))
     return plan
 
 
@@ -364,8 +342,7 @@ def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> 
             )
         return min(1.0, wanted / max(1, total))
     if wanted == "auto":
-        whole = sum(column.block([(0, column.num_rows)]).num_bytes for column in columns)
-        return 1.0 if whole <= budget else max(0, 100 * budget // max(1, whole)) / 100
+        return 1.0 if total <= budget else max(0, 100 * budget // max(1, total)) / 100
     return 0.0 if wanted == "host" else 1.0
 
 
@@ -374,103 +351,79 @@ def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> 
 
 def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     """Copy topology and features to the planned memory; return the placed store."""
-    device = plan.device
+    device, relations, runs = plan.device, None, {}
     hostmemory.sweep(keep=plan.files)
     lease = Lease(device)
     try:
-        lists = None if plan.topology is None else tuple(_place_topology(store, plan, lease))
-        runs = {(column.owner, column.name): _place_rows(column, plan, lease) for column in plan.columns}
+        if plan.relations is not None:
+            placed = [{name: _placed(own, device, lease) for name, own in lists.items()} for lists in plan.relations]
+            relations = tuple(DeviceLists(device=device, **tensors) for tensors in placed)
+        for column, rows in plan.columns:
+            runs[column.owner, column.name] = _placed_rows(rows, device, lease)
         if not idle(device, DEADLINE):  # readers are on streams of their own
             raise StoreError(f"{device} has not taken in the store within {DEADLINE:g} s; {BUSY}, then try again")
     except BaseException:
         with suppress(StoreError):
             lease.close()
         raise
-    report = []
-    for relation, block in zip(store.schema.relations, plan.relations, strict=False):
-        what, kept = f"topology of {' '.join(relation.key)}", DTYPE_NAMES[block.columns[1][1]]
-        if plan.topology == "device":
-            report.append(Placement(what, kept, str(device), 1.0, block.num_bytes, 0))
-        else:
-            report.append(Placement(what, kept, "host", 0.0, 0, block.num_bytes))
-    for column in plan.columns:
-        hot, rest = plan.spans(column)
-        counts = [sum(end - begin for begin, end in ids) for ids in (hot, rest)]
-        counts = [counts[0] + column.num_cached, counts[1], column.num_all - column.num_rows - column.num_cached]
-        memories = zip((str(device), "host", "other hosts"), counts, strict=True)
-        where = " and ".join(name for name, count in memories if count) or "-"
-        owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
-        num_bytes = column.block(hot).num_bytes + column.cached_bytes, column.block(rest).num_bytes
-        share = counts[0] / max(1, column.num_all)
-        report.append(Placement(f"{column.name} of {owner}", column.field.dtype, where, share, *num_bytes))
-    whole = {(column.owner, column.name) for column in plan.columns if column.num_rows == column.num_all}
-    fields = {key: Segments.of(rows, device) for key, rows in runs.items() if key in whole}
-    partial = {key: rows for key, rows in runs.items() if key not in whole}
+    whole = {(column.owner, column.name) for column, _ in plan.columns if column.num_rows == column.num_all}
     return PlacedStore(
         schema=store.schema,
         device=device,
-        relations=lists,
-        fields=fields,
-        partial=partial,
+        relations=relations,
+        fields={key: Segments.of(rows, device) for key, rows in runs.items() if key in whole},
+        partial={key: rows for key, rows in runs.items() if key not in whole},
         host=store.features,
-        report=tuple(report),
+        report=tuple(_report(store.schema, plan)),
         lease=lease,
         share=plan.share,
         chosen=plan.chosen,
     )
 
 
-def _on_device(block: PackedTensors, device: torch.device) -> list[Tensor]:
-    """Copy the block's tensors to device memory and return them; raise ConfigError if memory is short."""
+def _placed(planned: PlannedTensor, device: torch.device, lease: Lease) -> Tensor:
+    """Copy a tensor to the planned memory, and return it there. `lease` closes host memory."""
+    if planned.file is not None:
+        memory = HostMemory(planned.file, planned.num_bytes, lambda raw: planned.fill(planned.over(raw)))
+        lease.closes.append(memory.close)
+        memory.register(device)
+        return planned.over(memory.bytes)
     try:
-        raw = torch.empty(block.num_bytes, dtype=torch.uint8, device=device)
+        out = torch.empty(planned.shape, dtype=planned.dtype, device=device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            f"{device} has no {as_bytes(block.num_bytes)} in one piece: {error}"[:400]
+            f"{device} has no {as_bytes(planned.num_bytes)} in one piece: {error}"[:400]
             + "; give features='auto' or a smaller share, a smaller cache, or topology='host'"
         ) from error
-    block.fill_bytes(raw)
-    return block.views(raw)
+    planned.fill(out)
+    return out
 
 
-def _in_host_memory(block: PackedTensors, name: str, device: torch.device, lease: Lease) -> list[Tensor]:
-    """Copy tensors to host memory, shared as `name`, that kernels can read; return them. `lease` closes the memory."""
-    memory = HostMemory(name, block.num_bytes, block.fill_bytes)
-    lease.closes.append(memory.close)
-    memory.register(device)
-    return block.views(memory.bytes)
+def _placed_rows(rows: PlannedRows, device: torch.device, lease: Lease) -> list[tuple[int, Tensor]]:
+    """Copy a field's rows; return (first id, rows) for each range of ids, ascending."""
+    runs = []
+    for spans, planned in rows:
+        tensor = _placed(planned, device, lease)
+        pieces = torch.split(tensor, [end - begin for begin, end in spans])
+        runs += [(begin, own) for (begin, _), own in zip(spans, pieces, strict=True)]
+    return sorted(runs, key=lambda run: run[0]) or [(0, tensor)]
 
 
-def _place_topology(store: Store, plan: PlacePlan, lease: Lease) -> Iterator[DeviceLists]:
-    """Yield each relation's edge lists, copied to the planned memory."""
-    for index, block in enumerate(plan.relations):
-        if plan.topology == "device":
-            tensors = _on_device(block, plan.device)
-        else:
-            tensors = _in_host_memory(block, plan.relation_file(index), plan.device, lease)
-        others = columns_of([part.lists[index] for part in store.topology])
-        yield DeviceLists(tensors[0], tensors[1], plan.device, **dict(zip(others, tensors[2:], strict=True)))
-
-
-def _place_rows(column: FieldColumn, plan: PlacePlan, lease: Lease) -> list[tuple[int, Tensor]]:
-    """Copy a field's first rows of every part, and cached rows, to device memory, and the rest to host memory.
-
-    Return pairs (first id, rows), ascending. The ids of cached rows follow those of all nodes.
-    """
-    hot, rest = plan.spans(column)
-    (on_device,) = _on_device(column.block(hot), plan.device)
-    runs = _runs_of(hot, on_device)
-    if rest:
-        block = column.block(rest)
-        runs += _runs_of(rest, *_in_host_memory(block, plan.column_file(column), plan.device, lease))
-    runs.sort(key=lambda run: run[0])
-    if (cached := column.cached) is not None:
-        block = PackedTensors(((tuple(cached.shape), cached.dtype),), lambda tensors: tensors[0].copy_(cached))
-        runs += _runs_of([(column.num_all, column.num_all + len(cached))], *_on_device(block, plan.device))
-    return runs or [(0, on_device)]
-
-
-def _runs_of(spans: Spans, rows: Tensor) -> list[tuple[int, Tensor]]:
-    """Split `rows` by range of ids; return (first id, rows of the range) for each range that is not empty."""
-    pieces = torch.split(rows, [end - begin for begin, end in spans])
-    return [(begin, own) for (begin, end), own in zip(spans, pieces, strict=True) if end > begin]
+def _report(schema: Schema, plan: PlacePlan) -> Iterator[Placement]:
+    """Yield the rows of the table of placed tensors."""
+    for relation, lists in zip(schema.relations, plan.relations or (), strict=False):
+        num_bytes = sum(tensor.num_bytes for tensor in lists.values())
+        in_host = lists["indptr"].file is not None
+        memory = ("host", 0.0, 0, num_bytes) if in_host else (str(plan.device), 1.0, num_bytes, 0)
+        yield Placement(f"topology of {' '.join(relation.key)}", DTYPE_NAMES[lists["indices"].dtype], *memory)
+    for column, rows in plan.columns:
+        counts, sizes = [0, 0], [0, 0]  # on the device, in host memory
+        for _, planned in rows:
+            in_host = planned.file is not None
+            counts[in_host] += planned.shape[0]
+            sizes[in_host] += planned.num_bytes
+        memories = zip((str(plan.device), "host", "other hosts"), (*counts, column.num_all - sum(counts)), strict=True)
+        where = " and ".join(name for name, count in memories if count) or "-"
+        owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
+        share = counts[0] / max(1, column.num_all)
+        yield Placement(f"{column.name} of {owner}", column.field.dtype, where, share, *sizes)

@@ -7,7 +7,6 @@ fields of which some rows are on other hosts, except in loaders, which fetch the
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,27 +121,16 @@ class PlacedStore(Closing):
         return as_bytes(sum(p.device_bytes for p in self.report)), as_bytes(sum(p.host_bytes for p in self.report))
 
     def gather(
-        self,
-        wanted: Sequence[Triple],
-        *,
-        outs: Sequence[Tensor] | None = None,
-        faults: Tensor | None = None,
+        self, wanted: Sequence[Triple], faults: Tensor, outs: Sequence[Tensor | None] | None = None
     ) -> list[Tensor]:
         """Return the rows of each (type, field, ids) in `wanted`, in the field's dtype. Ids and rows are on the device.
 
-        `outs` are tensors to write the rows to, by default new ones. With `faults` [1] int64, an id out of range sets a
-        fault code there and nothing waits; without `faults`, this waits for the device and raises IndexError, like a
-        store on the host.
+        Ids out of range set a fault code in `faults` [1] int64. `outs` are tensors to write the rows to.
 
-        >>> (x,) = store.placed.gather([Wanted("node", "x", ids)])
+        >>> (x,) = store.placed.gather([Wanted("node", "x", ids)], faults)
         """
         self.lease.check()
-        noted = torch.zeros(1, dtype=torch.int64, device=self.device) if faults is None else faults
-        each = zip(wanted, [None] * len(wanted) if outs is None else outs, strict=True)
-        rows = [self._rows(want, out, noted) for want, out in each]
-        if faults is None and bool(noted):  # the one wait
-            self._refuse_ids(wanted)
-        return rows
+        return [self._rows(*one, faults) for one in zip(wanted, outs or [None] * len(wanted), strict=True)]
 
     def device_for(self, num_bytes: int, taken: str) -> torch.device | None:
         """Return the device if more rows belong there: if all features are, and there is memory. Else return None.
@@ -170,16 +158,15 @@ class PlacedStore(Closing):
 
     def field(self, owner: TypeKey, name: str) -> Field:
         """Return a field's dtype and shape."""
-        described: Any = self.schema.node_type(owner) if isinstance(owner, str) else self.schema.relation(owner)
+        described = self.schema.described(owner)
         if name == EDGE_ID and name not in described.fields:
             return Field("int64")  # edges are stored in the user's order: edge ids are positions
         if name not in described.fields:
             raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(described.fields)}")
-        return described.fields[name]  # type: ignore[no-any-return]
+        return described.fields[name]
 
     def _rows(self, want: Triple, out: Tensor | None, faults: Tensor) -> Tensor:
         owner, name, ids = want
-        self._check_ids(owner, name, ids)
         segments = self.fields.get((owner, name))
         out = self.empty(owner, name, ids.numel()) if out is None else out
         if segments is not None:
@@ -192,21 +179,3 @@ class PlacedStore(Closing):
             (rows,) = self.host.gather([Wanted(owner, name, on_host(ids, "computed ids"))], empty=empty)
             out.copy_(rows, non_blocking=True)
         return out
-
-    def _check_ids(self, owner: TypeKey, name: str, ids: Tensor) -> None:
-        is_there = ids.device == self.device or (owner, name) not in self.fields
-        if ids.dtype != torch.int64 or ids.dim() != 1 or not is_there:
-            given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)} on {ids.device}"
-            raise ConfigError(f"the ids of {name!r} are {given}; give int64 of shape [n] on {self.device}")
-
-    def _refuse_ids(self, wanted: Sequence[Triple]) -> None:
-        """Raise IndexError for the first id out of range of a placed field; other fields are checked on the host."""
-        for owner, name, ids in wanted:
-            segments = self.fields.get((owner, name))
-            if segments is None:
-                continue
-            wrong = ids[(ids < 0) | (ids >= segments.end)]
-            if wrong.numel():
-                raise IndexError(
-                    f"id {int(wrong[0])} is out of range [0, {segments.end}) of {name!r} of {owner!r}; give ids in it"
-                )

@@ -10,7 +10,7 @@ starts to learn. Ranks add up their gradients between two recordings, so each ma
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, Self
 
@@ -25,14 +25,13 @@ from hoploom.errors import ConfigError
 from hoploom.gpu.batch_memory import BatchMemory, Pool, StagedValue
 from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, Capacity, fixed_capacity, plan_hops, used_capacity
 from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
-from hoploom.gpu.device_hops import make_buffers, make_maps, sample_on_device
+from hoploom.gpu.device_hops import DeviceBuffers, make_buffers, make_maps, sample_on_device
 from hoploom.gpu.loading import DeviceLoading, DeviceSampling, device_assembler
 from hoploom.keys import as_int64
 from hoploom.load.assemble import Batch, received, spread_shared
 from hoploom.load.maker import LocalMaker, NodeMaker
 from hoploom.load.order import StepShare
 from hoploom.nn import GNN, LayerView
-from hoploom.nn.layers import one_per_layer
 from hoploom.ops import InEdges
 from hoploom.ops.deadline import HostCopy, on_host
 from hoploom.ranks.context import Context, OverRanks, unwrap
@@ -111,19 +110,19 @@ class FixedBatch(BatchMemory):
         assert self._staged is not None
         assert whole.placed.lists is not None
         key, seeds = self._staged.over(self._given)
-        sample_on_device(whole.plan, whole.placed.lists, whole.maps, seeds, key, self.on)
+        sample_on_device(whole.placed.lists, whole.maps, seeds, key, self.on)
         self._number = 0
         sampled = self._sampled()
         sampled.fields = seeds.fields
         self.batch = replace(whole.assembler, memory=self).assemble(sampled)
         spread_shared(self.batch)
         if whole.views_edges:
-            self.batch.views = self._views()
+            self.batch.views = padded_views(self.on)
 
     def _sampled(self) -> Sampled:
         """Return the nodes and edges in the buffers. Entries beyond the picks are loops at a spare node behind all.
 
-        For a model of hoploom.nn, edges are left as they are: it reads those of `_views`.
+        For a model of hoploom.nn, edges are left as they are: it reads those of the views.
         """
         if self._whole.views_edges:
             edges = [own.edge_index for own in self.on.layers[0]]
@@ -140,21 +139,6 @@ class FixedBatch(BatchMemory):
         positions = [own.edges[: edges.shape[1]] for own, edges in zip(self.on.layers[0], found, strict=True)]
         return Sampled(nodes, None, found, list(positions), None, None)
 
-    def _views(self) -> list[LayerView]:
-        whole, plan, hops = self._whole, self._whole.plan, []
-        for hop in range(plan.sampling.num_hops):
-            edges = {}
-            layer = self.on.layers[hop if plan.is_blocks else 0]
-            for index, (relation, own) in enumerate(zip(plan.schema.relations, layer, strict=True)):
-                assert own.indptr is not None
-                total, most = self.on.total(plan.picks[index][hop][1]), whole.capacity.edges[index][hop]
-                edges[relation.key] = PaddedEdges(own.edge_index[0], own.indptr, total, most)
-            hops.append(edges)
-        names = [node_type.name for node_type in plan.schema.node_types]
-        most_nodes = dict(zip(names, whole.capacity.nodes, strict=True))
-        num_layers = len(unwrap(whole.learner.model).layers)  # type: ignore[arg-type]
-        return padded_views(one_per_layer(hops, num_layers), most_nodes, num_layers, are_blocks=plan.is_blocks)
-
     # --- learning -----------------------------------------------------------------------------
 
     def _learn(self) -> None:
@@ -163,54 +147,33 @@ class FixedBatch(BatchMemory):
         self.loss.copy_(loss_sum)
 
 
-# --- views of a padded batch ---------------------------------------------------------------------
-# All sizes are Python numbers, so that the same kernels can be replayed for every batch. Rows beyond the batch's nodes
-# have no edges: they are computed and affect nothing.
+def padded_views(on: DeviceBuffers) -> list[LayerView]:
+    """Return a view of the edges in the buffers for each layer, the input layer first. A layer follows from each hop.
 
-
-@dataclass(frozen=True)
-class PaddedEdges:
-    """The edges of one relation that were sampled up to some hop, in arrays of fixed size. Node ids are local."""
-
-    sources: Tensor  # [at least most] int64; entries beyond the picks are ignored
-    indptr: Tensor  # [most destinations + 1] int64: offset of each destination's picks; NO_PICKS if not expanded
-    total: Tensor  # [] int64: the number of picks
-    most: int  # limit of `total`
-
-    def grouped(self, num_sources: int, num_destinations: int, whole: InEdges | None = None) -> InEdges:
-        """Return the edges grouped by destination. Nodes not expanded yet get none. `whole`: the edges of all hops."""
-        indptr = torch.minimum(self.indptr[: num_destinations + 1], self.total)
-        return InEdges(indptr, self.sources[: self.most], num_sources, whole=whole)
-
-
-def padded_views(
-    hops: Sequence[Mapping[RelationName, PaddedEdges]],
-    most_nodes: Mapping[str, Sequence[int]],
-    num_layers: int,
-    *,
-    are_blocks: bool = False,
-) -> list[LayerView]:
-    """Return one view per layer, input layer first.
-
-    hops[h] has the edges of hop h and, unless `are_blocks`, of the hops before. `most_nodes` has the largest number of
-    nodes within 0, 1, ... hops.
+    All sizes are Python numbers, so that the same kernels can be replayed for every batch. Rows beyond the batch's
+    nodes have no edges: they are computed and affect nothing.
     """
+    plan, names = on.plan, [node_type.name for node_type in on.plan.schema.node_types]
+    within = [dict(zip(names, counts, strict=True)) for counts in zip(*on.capacity.nodes, strict=True)]
+
+    def grouped(hop: int, sources: Mapping[str, int], destinations: Mapping[str, int]) -> dict[RelationName, InEdges]:
+        """Return the edges that were sampled up to a hop, by destination. Nodes that are not expanded yet get none."""
+        found = {}
+        layer = zip(plan.schema.relations, on.layers[hop if plan.is_blocks else 0], plan.picks, strict=True)
+        for index, (relation, edges, picks) in enumerate(layer):
+            assert edges.indptr is not None
+            key, most = relation.key, on.capacity.edges[index][hop]
+            indptr = torch.minimum(edges.indptr[: destinations[key[2]] + 1], on.total(picks[hop][1]))
+            found[key] = InEdges(indptr, edges.edge_index[0, :most], sources[key[0]], whole=wholes.get(key))
+        return found
+
     wholes: dict[RelationName, InEdges] = {}
-    if not are_blocks:
-        last = {name: counts[-1] for name, counts in most_nodes.items()}
-        wholes = {key: one.grouped(last[key[0]], last[key[2]]) for key, one in hops[-1].items()}
-    views = []
-    for follow in range(num_layers - 1, -1, -1):  # layers that follow: the distance in hops of a layer's destinations
-        sources, destinations = (
-            {name: counts[min(hop, len(counts) - 1)] for name, counts in most_nodes.items()}
-            for hop in (follow + 1, follow)
-        )
-        edges = {
-            key: one.grouped(sources[key[0]], destinations[key[2]], wholes.get(key))
-            for key, one in hops[min(follow, len(hops) - 1)].items()
-        }
-        views.append(LayerView(edges, sources, destinations))
-    return views
+    if not plan.is_blocks:
+        wholes = grouped(plan.sampling.num_hops - 1, within[-1], within[-1])
+    return [
+        LayerView(grouped(hop, within[hop + 1], within[hop]), within[hop + 1], within[hop])
+        for hop in reversed(range(plan.sampling.num_hops))
+    ]
 
 
 # --- the step ------------------------------------------------------------------------------------

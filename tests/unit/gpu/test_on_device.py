@@ -63,11 +63,11 @@ class Runs:
         seeds = map_tensors(self.seeds, lambda tensor: tensor.to(self.device))
         bits = torch.tensor(key, device=self.device)
         with NoWaiting():  # type: ignore[no-untyped-call]
-            sample_on_device(self.plan, self.lists, self.maps, seeds, bits, self.into)
+            sample_on_device(self.lists, self.maps, seeds, bits, self.into)
         return self.into.totals[:, 0].tolist()
 
     def sampled(self, sizes: list[int]) -> Sampled:
-        cut = sampled_of(self.plan, self.into, sizes, self.seeds.first_tree, Tensor.clone)
+        cut = sampled_of(self.into, sizes, self.seeds.first_tree, Tensor.clone)
         return map_tensors(cut, Tensor.cpu)  # type: ignore[no-any-return]
 
 

@@ -12,8 +12,9 @@ from torch_geometric.data import Data, HeteroData
 
 import hoploom
 from hoploom import NeighborLoader
-from hoploom.gpu.device_hops import NO_PICKS
-from hoploom.gpu.whole_steps import PaddedEdges, padded_views
+from hoploom.gpu.capacity import Capacity, plan_hops
+from hoploom.gpu.device_hops import NO_PICKS, make_buffers
+from hoploom.gpu.whole_steps import padded_views
 from hoploom.nn import GNN, Shape, views_of
 from hoploom.nn.layers import by_relation, by_type
 
@@ -21,39 +22,31 @@ HUGE = 1e6  # finite: zero times infinity is no zero, and gradients of unused ro
 OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "residual": {"norm": True, "residual": True}}
 
 
-def padded(batch: Data | HeteroData, num_layers: int, spare: int = 3) -> Data | HeteroData:
-    """The same batch with room for `spare` more nodes and edges at every hop."""
+def padded(loader: NeighborLoader, batch: Data | HeteroData, spare: int = 3) -> Data | HeteroData:
+    """A batch of the loader in buffers with room for `spare` more nodes and edges at every hop."""
+    schema, maker = loader.store.schema, loader.maker
+    plan = plan_hops(schema, maker.sampler.sampling, [schema.type_index[maker.node_type]], with_indptr=True)
     nodes = {name: list(accumulate(map(int, hops))) for name, hops in by_type(batch, "num_sampled_nodes").items()}
     picks = {key: list(accumulate(map(int, hops))) for key, hops in by_relation(batch, "num_sampled_edges").items()}
     most_nodes = {name: [total + spare * hop for hop, total in enumerate(totals)] for name, totals in nodes.items()}
-    most_edges = {key: [total + spare * hop for hop, total in enumerate(totals, 1)] for key, totals in picks.items()}
-    hops = [
-        {
-            key: PaddedEdges(
-                *arrays_of(index, nodes[key[2]][-2], most_nodes[key[2]][-1], most_edges[key][-1]),
-                torch.tensor(picks[key][hop]),
-                most_edges[key][hop],
-            )
-            for key, index in by_relation(batch, "edge_index").items()
-        }
-        for hop in range(len(next(iter(picks.values()))))
-    ]
+    most_edges = [tuple(total + spare * hop for hop, total in enumerate(picks[r.key], 1)) for r in schema.relations]
+    capacity = Capacity(tuple(tuple(most_nodes[of.name]) for of in schema.node_types), tuple(most_edges), (), ())
+    on = make_buffers(plan, capacity, torch.device("cpu"))
+    edge_index = by_relation(batch, "edge_index")
+    for relation, edges, spans in zip(schema.relations, on.layers[0], plan.picks, strict=True):
+        own, expanded = edge_index[relation.key], nodes[relation.destination][-2]
+        edges.edge_index.fill_(10**12)[:, : own.shape[1]] = own
+        assert edges.indptr is not None  # destinations behind those expanded have not been asked for picks
+        edges.indptr.fill_(NO_PICKS)[:expanded] = torch.searchsorted(own[1].contiguous(), torch.arange(expanded))
+        for (_, end), total in zip(spans, picks[relation.key], strict=True):
+            on.totals[end, 0] = total
     out = batch.__class__()
-    out.views = padded_views(hops, most_nodes, num_layers)
+    out.views = padded_views(on)
     for name in ("x", "n_id", "in_degree"):
-        for node_type, own in by_type(batch, name).items():
+        for node_type, rows in by_type(batch, name).items():
             storage = out if isinstance(out, Data) else out[node_type]
-            storage[name] = filled(own, most_nodes[node_type][-1])
+            storage[name] = filled(rows, most_nodes[node_type][-1])
     return out
-
-
-def arrays_of(edge_index: Tensor, expanded: int, most_nodes: int, most_edges: int) -> tuple[Tensor, Tensor]:
-    """Sources and indptr. `expanded` destinations have been asked for picks, those behind them not."""
-    indptr = torch.full((most_nodes + 1,), NO_PICKS)
-    indptr[:expanded] = torch.searchsorted(edge_index[1].contiguous(), torch.arange(expanded))
-    sources = torch.full((most_edges,), 10**12)
-    sources[: edge_index.shape[1]] = edge_index[0]
-    return sources, indptr
 
 
 def filled(rows: Tensor, most: int) -> Tensor:
@@ -74,9 +67,11 @@ def found(model: nn.Module, batch: Any, count: int) -> tuple[Tensor, dict[str, T
     }
 
 
-def assert_padding_changes_nothing(model: nn.Module, batch: Any, count: int, spare: int = 3) -> None:
+def assert_padding_changes_nothing(
+    model: nn.Module, loader: NeighborLoader, batch: Any, count: int, spare: int = 3
+) -> None:
     rows, gradients = found(model, batch, count)
-    padded_rows, padded_gradients = found(model, padded(batch, 2, spare), count)
+    padded_rows, padded_gradients = found(model, padded(loader, batch, spare), count)
     torch.testing.assert_close(padded_rows, rows, rtol=1e-5, atol=1e-6)
     assert padded_gradients.keys() == gradients.keys()
     for name, gradient in gradients.items():
@@ -94,14 +89,15 @@ def graph() -> Data:
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat", "gin"])
 def test_padding_changes_no_output_and_no_gradient(kind: str, options: dict[str, Any]) -> None:
     model = homogeneous(kind, **options)
-    batches = iter(NeighborLoader(graph(), [4, -1], batch_size=7, shuffle=True))
-    for spare, batch in zip((0, 3, 40), batches, strict=False):
-        assert_padding_changes_nothing(model, batch, 7, spare)
+    loader = NeighborLoader(graph(), [4, -1], batch_size=7, shuffle=True)
+    for spare, batch in zip((0, 3, 40), loader, strict=False):
+        assert_padding_changes_nothing(model, loader, batch, 7, spare)
 
 
 def test_degrees_in_the_whole_graph_are_taken_along() -> None:
-    for batch in list(NeighborLoader(graph(), [4, 3], batch_size=7, degrees=True))[:2]:
-        assert_padding_changes_nothing(homogeneous("gcn"), batch, 7)
+    loader = NeighborLoader(graph(), [4, 3], batch_size=7, degrees=True)
+    for batch in list(loader)[:2]:
+        assert_padding_changes_nothing(homogeneous("gcn"), loader, batch, 7)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -110,20 +106,22 @@ def test_padding_changes_nothing_between_types(kind: str, options: dict[str, Any
     data = books()
     torch.manual_seed(0)
     model = GNN(kind, hoploom.from_pyg(data).schema, Shape(hidden=12, num_layers=2, out=5, **options), ["paper"])
-    for batch in list(NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=3))[:3]:
-        assert_padding_changes_nothing(model, batch, 3)
+    loader = NeighborLoader(data, [2, 2], input_nodes="paper", batch_size=3)
+    for batch in list(loader)[:3]:
+        assert_padding_changes_nothing(model, loader, batch, 3)
 
 
 def test_a_relation_that_is_left_out_brings_nothing() -> None:
     data = books()
     fanouts = {key: [0, 2] if key[1] == "writes" else [2, 0] for key in data.edge_types}
-    batch = next(iter(NeighborLoader(data, fanouts, input_nodes="paper", batch_size=3)))
-    assert_padding_changes_nothing(heterogeneous("rsage", data), batch, 3)
+    loader = NeighborLoader(data, fanouts, input_nodes="paper", batch_size=3)
+    assert_padding_changes_nothing(heterogeneous("rsage", data), loader, next(iter(loader)), 3)
 
 
 def test_a_layer_has_the_edges_of_the_batch_s_own_views() -> None:
-    batch = next(iter(NeighborLoader(graph(), [4, 3], batch_size=7)))
-    for own, wide in zip(views_of(batch, 2), views_of(padded(batch, 2), 2), strict=True):
+    loader = NeighborLoader(graph(), [4, 2, 1], batch_size=2)
+    batch = next(iter(loader))
+    for own, wide in zip(views_of(batch, 3), views_of(padded(loader, batch), 3), strict=True):
         (edges,), (room,) = own.edges.values(), wide.edges.values()
         assert torch.equal(room.indptr[: edges.num_destinations + 1], edges.indptr)
         assert torch.equal(room.sources[: edges.num_edges], edges.sources)
@@ -131,6 +129,6 @@ def test_a_layer_has_the_edges_of_the_batch_s_own_views() -> None:
 
 
 def test_views_for_another_number_of_layers_are_refused() -> None:
-    batch = next(iter(NeighborLoader(graph(), [4, 3], batch_size=7)))
+    loader = NeighborLoader(graph(), [4, 3], batch_size=7)
     with pytest.raises(hoploom.ConfigError, match="with 2 fanouts, the model has 3 layers"):
-        views_of(padded(batch, 2), 3)
+        views_of(padded(loader, next(iter(loader))), 3)

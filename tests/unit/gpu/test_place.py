@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ import hoploom
 from hoploom import Store
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu import place_plan
+from hoploom.ops.kernels.launch import SOURCE_OUT_OF_RANGE
 from hoploom.schema import EDGE_ID
 from hoploom.store import Draw, Wanted
 from hoploom.train.runs.link_splits import LinkShares, hold_out
@@ -97,29 +97,16 @@ def test_types_without_nodes_or_edges_are_placed() -> None:
 
 
 @pytest.mark.parametrize("wrong", [12, -1])
-def test_an_id_out_of_range_is_the_error_that_it_is_on_the_host(ring_store: Store, wrong: int) -> None:
-    ids = torch.tensor([0, wrong, 99])
-    with pytest.raises(IndexError) as of_host:
-        ring_store.features.gather([Wanted("node", "x", ids)])
+def test_an_id_out_of_range_is_noted_and_the_other_rows_are_there(ring_store: Store, wrong: int) -> None:
     with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
-        with pytest.raises(IndexError, match=re.escape(f"{of_host.value} of 'x' of 'node'; give ids in it")):
-            place_workers.placed_rows(store, "node", "x", ids)
-        device = placed_of(store).device
-        wanted = [Wanted("node", "y", torch.tensor([3], device=device)), Wanted("node", "x", ids.to(device))]
-        with pytest.raises(IndexError, match=re.escape(f"id {wrong} is out of range [0, 12) of 'x'")):
-            placed_of(store).gather(wanted)
-
-
-def test_ids_are_looked_at_once_after_all_rows(ring_store: Store) -> None:
-    with hoploom.place(ring_store, features="50%", device=ON_DEVICE) as store:
-        placed = placed_of(store)
+        placed, faults = placed_of(store), torch.zeros(1, dtype=torch.int64, device=ON_DEVICE)
         outs = [placed.empty("node", name, 1).fill_(7) for name in ("y", "x")]
-        wanted = [Wanted("node", name, torch.tensor([at], device=placed.device)) for name, at in (("y", 99), ("x", 5))]
-        with pytest.raises(IndexError, match=r"id 99 is out of range .* of 'y'"):
-            placed.gather(wanted, outs=outs)
-        assert outs[1].tolist() == [[5] * 4]
+        ids = [torch.tensor([at], device=placed.device) for at in (wrong, 5)]
+        wanted = [Wanted("node", name, own) for name, own in zip(("y", "x"), ids, strict=True)]
+        placed.gather(wanted, faults, outs)
+        assert (faults.tolist(), outs[1].tolist()) == ([SOURCE_OUT_OF_RANGE], [[5] * 4])
         with pytest.raises(ValueError, match="shorter"):
-            placed.gather(wanted[1:], outs=[])
+            placed.gather(wanted, faults, outs[:1])
 
 
 def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
@@ -135,18 +122,16 @@ def test_a_share_is_the_first_rows_of_every_part(ring_store: Store) -> None:
 
 @settings(max_examples=30)
 @given(st.just(0) | st.integers(200, 3000), st.integers(1, 4))
-def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: int) -> None:
+def test_bytes_are_not_exceeded(budget: int, num_parts: int) -> None:
     """No bytes at all are none; 200 hold a row."""
     store = in_parts(hoploom.from_pyg(library()), num_parts)
     plan = place_plan.plan_placement(store, None, budget, torch.device("cpu"), None)
-    taken = sum(
-        (end - begin) * column.field.row_bytes for column in plan.columns for begin, end in plan.spans(column)[0]
-    )
-    total = sum(column.num_rows * column.field.row_bytes for column in plan.columns)
-    most = sum(column.field.row_bytes for column in plan.columns) * num_parts  # a row of every part is left out
-    assert min(budget, total) - most <= taken <= budget
-    for column in plan.columns:
-        spans = sorted(itertools.chain(*plan.spans(column)))
+    total = sum(column.num_rows * column.field.row_bytes for column, _ in plan.columns)
+    most = sum(column.field.row_bytes for column, _ in plan.columns) * num_parts  # a row of every part is left out
+    assert min(budget, total) - most <= plan.device_bytes <= budget
+    assert plan.device_bytes + sum(plan.files.values()) == total
+    for column, rows in plan.columns:
+        spans = sorted(itertools.chain(*(spans for spans, _ in rows)))
         assert [i for begin, end in spans for i in range(begin, end)] == list(range(column.num_rows))
 
 
@@ -162,18 +147,17 @@ def test_bytes_are_not_exceeded_by_more_than_alignment(budget: int, num_parts: i
 def test_auto_takes_topology_first_and_leaves_room(
     monkeypatch: pytest.MonkeyPatch, free: int, where: str, share: float
 ) -> None:
-    def block(size: int) -> place_plan.PackedTensors:
-        return place_plan.PackedTensors((((size,), torch.uint8),), lambda tensors: None)
-
     monkeypatch.setattr(place_plan, "free_memory", lambda device: free)
-    monkeypatch.setattr(place_plan, "pack_topology", lambda lists, num_sources: block(256 << 20))
+    indptr = place_plan.PlannedTensor((256 << 20,), torch.uint8, lambda out: None)
+    monkeypatch.setattr(place_plan, "plan_relation", lambda lists, num_sources: {"indptr": indptr})
     field = hoploom.schema.Field("uint8", (1 << 20,))
     column = place_plan.FieldColumn("node", "x", field, (), [(0, 1 << 10)], 1 << 10)
     monkeypatch.setattr(place_plan, "fields_of", lambda schema: {("node", "x"): field})
     monkeypatch.setattr(place_plan, "FieldColumn", lambda *given: column)
     store = hoploom.from_pyg(ring(12))
     plan = place_plan.plan_placement(store, "auto", "auto", torch.device("cpu"), None)
-    assert (plan.topology, plan.share) == (where, share)
+    assert plan.relations is not None
+    assert (plan.relations[0]["indptr"].file is None, plan.share) == (where == "device", share)
     assert plan.device_bytes <= free - max(2 << 30, free // 4)
 
 
@@ -225,14 +209,13 @@ def test_the_report_says_what_lies_where() -> None:
     store = hoploom.from_tensors({"x": torch.randn(1000, 64)}, torch.randint(1000, (2, 5000)))
     with hoploom.place(store, ON_DEVICE, "20%") as placed:
         device = str(placed_of(placed).device)
-        # 28.4 kB of topology and a fifth of 256,000 bytes of x and of 40,000 of edge ids, in multiples of 256; the rest
-        assert repr(placed.placed) == f"PlacedStore({device}: 87.8 kB, host: 237 kB)"
+        # 8,008 bytes of indptr, 20,000 of indices, and a fifth of 256,000 of x and of 40,000 of edge ids; the rest
+        assert repr(placed.placed) == f"PlacedStore({device}: 87.2 kB, host: 237 kB)"
         lines = [line.split("  ") for line in str(placed.placed).splitlines()]
         cells = [[cell.strip() for cell in line if cell] for line in lines]
         assert cells[0] == [f"placed on {device}"]
         assert cells[1] == ["what", "dtype", "where", "rows on device", "device bytes", "host bytes"]
-        # Tensors begin at multiples of 256 bytes: 8,008 of indptr take 8,192, and 20,000 of indices take 20,224.
-        assert cells[2] == ["topology of node to node", "int32", device, "100 %", "28.4 kB", "0 B"]
+        assert cells[2] == ["topology of node to node", "int32", device, "100 %", "28.0 kB", "0 B"]
         assert cells[3] == ["x of node", "float32", f"{device} and host", "20.0 %", "51.2 kB", "205 kB"]
         assert cells[-1][0] == "all"
 

@@ -16,7 +16,6 @@ import hoploom
 from hoploom import ConfigError, Store
 from hoploom.gpu import host_memory as hostmemory
 from hoploom.gpu import place_plan, placement
-from hoploom.store import Wanted
 
 ON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -130,22 +129,13 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
     with hoploom.place(ring_store, ON_DEVICE, "host") as store:
         placed = placed_of(store)
     store.close()
-    for use in (lambda: placed.lists, lambda: placed.gather([Wanted("node", "x", torch.tensor([0]))])):
+    for use in (lambda: placed.lists, lambda: placed.gather([], torch.zeros(1, dtype=torch.int64))):
         with pytest.raises(ConfigError, match="the placed store is closed; place the opened store again"):
             use()
     said = "placed already, or was; give topology and features in one call, on the opened store again"
     assert_refused(lambda: hoploom.place(store, "host"), said)
     with hoploom.place(ring_store, ON_DEVICE) as again:
         assert placed_of(again).lists is not None
-
-
-@pytest.mark.parametrize("features", ["50%"])
-@pytest.mark.parametrize("ids", [torch.tensor([0.0]), torch.tensor([[0]]), torch.tensor([1]).int()], ids=str)
-def test_ids_are_int64(ring_store: Store, ids: torch.Tensor, features: str | None) -> None:
-    with hoploom.place(ring_store, ON_DEVICE, features) as store:
-        placed = placed_of(store)
-        wanted = [Wanted("node", "x", ids.to(placed.device))]
-        assert_refused(lambda: placed.gather(wanted), f"the ids of 'x' are {str(ids.dtype)[6:]} of shape", "give int64")
 
 
 def test_a_field_that_is_not_there_is_named(ring_store: Store) -> None:
