@@ -33,7 +33,7 @@ RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Tho
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "": 788,
     "config": 819,
-    "ops": 4836,
+    "ops": 4837,
     "store": 4262,
     "sample": 1533,
     "ranks": 1995,
@@ -41,17 +41,17 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "nn": 3249,
     "serve": 4272,
     "train": 5487,
-    "gpu": 2688,
+    "gpu": 2698,
     "inference": 1304,
     "ranking": 1029,
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
-    "deploy": 2719,
+    "deploy": 2732,
     "report": 1147,
     "cli": 1794,
 }
-BUDGET, MOST_FILES = 50_187, 230
+BUDGET, MOST_FILES = 50_211, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

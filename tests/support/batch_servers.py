@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -106,10 +106,11 @@ def listening(
     limits: ServerLimits | None = None,
     seconds: float = 0.0,
     security: ServerSecurity | None = None,
+    parts: Sequence[int] | None = None,
 ) -> Iterator[Listening]:
-    """A server of all parts in this process. It takes so many seconds to answer for rows."""
+    """A server of these parts, or of all, in this process. It takes so many seconds to answer for rows."""
     over = threading.Event()
-    with GraphServer(path, None, options or BatchOptions()) as held:
+    with GraphServer(path, parts, options or BatchOptions()) as held:
         LISTENING.append(held.store)
         service: Any = _Late(held.service, seconds, over)
         with Server(service, "127.0.0.1:0", security or ServerSecurity(), held.metrics, limits) as server:

@@ -6,7 +6,7 @@ is one line.
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,13 +170,14 @@ def _in_shared_memory(case: Case, site: Site) -> Store:
     return site.closing.enter_context(hoploom.connect(server.address))
 
 
-def _by_a_device(case: Case, site: Site, **options: Any) -> Store:
-    """A server here that has placed all parts on the device."""
+def _by_a_device(case: Case, site: Site, *parts: Sequence[int], **options: Any) -> Store:
+    """A server here that has placed all parts on the device, or a server for each of the `parts`."""
     for name in ("_begin_hop", "begin_gather"):
         site.closing.enter_context(patch.object(PlacedShard, name, autospec=True, side_effect=vars(PlacedShard)[name]))
     own = BatchOptions(place=partial(placed_for_clients, str(site.device)), threads=2)
-    server = site.closing.enter_context(listening(site.saved(case, 3), own))
-    return site.closing.enter_context(hoploom.connect(server.address, **options))
+    servers = [listening(site.saved(case, 3), own, parts=some) for some in parts or (None,)]
+    addresses = [site.closing.enter_context(server).address for server in servers]
+    return site.closing.enter_context(hoploom.connect(addresses, **options))
 
 
 def _remote(case: Case, *, rows_alone: bool = False) -> Store:
@@ -334,8 +335,8 @@ PLACEMENTS: dict[str, Placement] = {
         only=[name for name in {**dict.fromkeys(ON_DEVICE), **dict.fromkeys(ONE_OF_EACH)} if name not in NOT_SENT],
         quick=ON_DEVICE,
     ),
-    "a server's device, hops and rows": Placement(
-        lambda case, site: (_by_a_device(case, site, made="here"), {}),
+    "devices of servers that have some parts each, hops and rows": Placement(
+        lambda case, site: (_by_a_device(case, site, [0], [1, 2], made="here"), {}),
         made_by.hops_and_rows_of_a_device,
         ends,
         only=ONE_OF_EACH,

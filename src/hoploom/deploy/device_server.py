@@ -4,6 +4,7 @@ Values are copied to pinned host memory, and every wait for the device has a dea
 late, or is short of memory, asks another server.
 """
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -45,11 +46,13 @@ MOST_LOADERS = 8  # kinds of batches whose buffers are kept, of the loaders that
 
 def answer_on_device(store: Store) -> Store:
     """Return a placed store whose parts answer from the device, and whose batches for clients are made there."""
-    parts, here = iter(store.parts), store.placed
+    here, parts = store.placed, iter(store.parts)
     rows = {key: Segments.of(own, here.device) for key, own in here.partial.items()}
     placed, pool = replace(here, fields={**here.fields, **rows}), Pool(here.device, DEADLINE)
+    lists = iter(here.of_parts or itertools.repeat(here.lists))
     shards = [
-        shard if isinstance(shard, Absent) else PlacedShard(shard, next(parts), placed, pool) for shard in store.shards
+        shard if isinstance(shard, Absent) else PlacedShard(shard, next(parts), next(lists), placed, pool)
+        for shard in store.shards
     ]
     return replace(store, shards=tuple(shards), deployment=ServingDevice(**vars(store.deployment)))
 
@@ -112,6 +115,7 @@ class PlacedShard(ShardWrapper):
     """A part of a placed store: its hops are sampled, and its rows gathered, on the device."""
 
     part: Part
+    lists: Sequence[DeviceLists] | None  # this part's, or those of all parts; None: the host samples
     placed: PlacedStore
     pool: Pool
 
@@ -121,7 +125,8 @@ class PlacedShard(ShardWrapper):
 
     def begin_sample(self, frontiers: Sequence[Frontier | None], draw: Draw) -> Callable[[], list[Picks | None]]:
         """Begin to sample a hop. Without placed topology, and by time, this is done on the host."""
-        lists = self.placed.lists
+        lists = self.lists
+        self.placed.lease.check()
         if lists is None or draw.counts_only or any(one is not None and one.times is not None for one in frontiers):
             return self.shard.begin_sample(frontiers, draw)
         begun: list[Callable[[], Picks] | None] = [None] * len(lists)
@@ -130,15 +135,22 @@ class PlacedShard(ShardWrapper):
             if frontier is not None and draw.fanouts[relation] != 0:
                 fanouts = [fanout if index == relation else 0 for index, fanout in enumerate(draw.fanouts)]
                 most = most_picks(self.part, frontiers, draw._replace(fanouts=fanouts), ENOUGH)
-                begun[relation] = self._begin_hop(lists[relation], frontier, draw.rule(relation), most)
+                first_edge = self.part.lists[relation].first_edge if self.placed.of_parts else 0
+                begun[relation] = self._begin_hop(lists[relation], first_edge, frontier, draw.rule(relation), most)
         return lambda: [None if finish is None else finish() for finish in begun]
 
-    def _begin_hop(self, lists: DeviceLists, frontier: Frontier, rule: Rule, most: int) -> Callable[[], Picks]:
-        """Begin to sample at most `most` in-edges of one relation; the returned function returns them."""
+    def _begin_hop(
+        self, lists: DeviceLists, first_edge: int, frontier: Frontier, rule: Rule, most: int
+    ) -> Callable[[], Picks]:
+        """Begin to sample at most `most` in-edges of one relation; the returned function returns them.
+
+        `first_edge` is the position in the store of the first edge in `lists`.
+        """
         device, count = self.placed.device, frontier.nodes.numel()
+        excluded = None if rule.excluded is None else rule.excluded - first_edge
         sizes = torch.zeros(PICKS + 1, 2, dtype=torch.int64)
         sizes[NODES, 0] = count
-        read = frontier.nodes, frontier.trees, rule.excluded, torch.tensor(as_int64(rule.key)), sizes
+        read = frontier.nodes, frontier.trees, excluded, torch.tensor(as_int64(rule.key)), sizes
         with self._on_device(read) as (nodes, trees, excluded, key, sizes):
             sources, edges, destinations = columns = torch.empty([3, most], dtype=torch.int64, device=device)
             indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
@@ -155,7 +167,8 @@ class PlacedShard(ShardWrapper):
                     raise fault
                 with self.pool.side_stream():
                     copied = HostCopy(columns[:2, : found[PICKS]].contiguous())
-                return Picks(offsets.diff(), *copied.wait(DEADLINE, LATE))
+                sources, edges = copied.wait(DEADLINE, LATE)
+                return Picks(offsets.diff(), sources, edges + first_edge)
 
         return finish
 

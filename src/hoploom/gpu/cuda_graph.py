@@ -22,13 +22,6 @@ from hoploom.train.step import check_closure
 WARM_UP = 2  # calls before the recording
 
 
-class WorkEvent:
-    """A CUDA event; on the CPU, where all work is done at once, there is none."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
 class WorkStream:
     """A CUDA stream for recordings, new or the current one. They share a memory pool, as they never run at once."""
 
@@ -60,15 +53,19 @@ class WorkStream:
             for recording in self.recordings:
                 recording.drop()
 
-    def record(self, event: WorkEvent) -> None:
-        """Record an event after the work started so far."""
-        if event._event is not None:
-            event._event.record(self._queue)
+    def event(self) -> Any:
+        """Return a new CUDA event; None on the CPU, where all work is done at once."""
+        return torch.cuda.Event() if self.is_cuda else None  # type: ignore[no-untyped-call]
 
-    def wait_for(self, event: WorkEvent) -> None:
+    def record(self, event: Any) -> None:
+        """Record an event after the work started so far."""
+        if event is not None:
+            event.record(self._queue)
+
+    def wait_for(self, event: Any) -> None:
         """Make work started from now on wait for an event; this thread does not wait."""
-        if event._event is not None:
-            self._queue.wait_event(event._event)
+        if event is not None:
+            self._queue.wait_event(event)
 
     @property
     def _queue(self) -> Any:
@@ -213,7 +210,6 @@ class LearningRates:
             else None
             for group in optimizer.param_groups
         ]
-        self._values = [float(group["lr"]) for group in optimizer.param_groups]
         self._recorded: list[dict[str, Any]] = []
 
     @property
@@ -221,12 +217,10 @@ class LearningRates:
         return zip(self._optimizer.param_groups, self._tensors, strict=True)
 
     def send(self) -> None:
-        """Copy learning rates that have changed to the device, without waiting for the device."""
-        for number, (group, tensor) in enumerate(self._groups):
-            value = float(group["lr"])
-            if tensor is not None and value != self._values[number]:
-                tensor.fill_(value)
-                self._values[number] = value
+        """Write the learning rates to the device, without waiting for it."""
+        for group, tensor in self._groups:
+            if tensor is not None:
+                tensor.fill_(float(group["lr"]))
 
     @contextmanager
     def as_tensors(self) -> Iterator[None]:

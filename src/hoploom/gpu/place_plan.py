@@ -5,11 +5,12 @@ Sizes that do not fit raise ConfigError. "auto" leaves a quarter of the device's
 training. Kernels get the address of each range of rows, so one gather can read device memory and host memory.
 """
 
+import itertools
 import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,25 +53,33 @@ class PlannedTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     fill: Callable[[Tensor], object]
+    what: tuple[Any, ...]  # describes its contents within the store
     file: str | None = None  # of host memory, which processes share by this name; None: in device memory
 
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def shared(self, *what: Any) -> "PlannedTensor":
-        """Return the tensor for host memory. `what` describes its contents."""
-        return replace(self, file=shared_name(*what, self.shape, str(self.dtype)))
+    def in_host(self, identity: str) -> "PlannedTensor":
+        """Return the tensor for host memory. `identity` is that of the store."""
+        return replace(self, file=shared_name(identity, self.what, self.shape, str(self.dtype)))
 
     def over(self, raw: Tensor) -> Tensor:
         """Return the tensor as a view of the bytes `raw`."""
         return raw.view(self.dtype).view(self.shape)
 
 
-def plan_relation(parts: Sequence[EdgeLists], num_sources: int) -> dict[str, PlannedTensor]:
-    """Return a relation's edge lists, all parts merged, by the names that DeviceLists has for them."""
+def plan_relations(parts: Sequence[Part]) -> list[dict[str, PlannedTensor]]:
+    """Return the edge lists of each relation, merged over these parts, by the names that DeviceLists has for them."""
+    schema = parts[0].schema
+    num_sources = [schema.node_types[source].num_nodes for source in schema.sources]
+    return [_plan_relation(index, [part.lists[index] for part in parts], n) for index, n in enumerate(num_sources)]
+
+
+def _plan_relation(index: int, parts: Sequence[EdgeLists], num_sources: int) -> dict[str, PlannedTensor]:
     num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
     num_edges = sum(lists.num_edges for lists in parts)
+    first = parts[0]
     columns = {
         "indptr": (num_nodes + 1, torch.int64),
         "indices": (num_edges, torch.int32 if num_sources < INT32_IDS else torch.int64),
@@ -79,22 +88,23 @@ def plan_relation(parts: Sequence[EdgeLists], num_sources: int) -> dict[str, Pla
         "source_time": (num_sources, torch.int64),
     }
     return {
-        name: PlannedTensor((length,), dtype, partial(_fill_column, parts, name))
+        name: PlannedTensor((length,), dtype, partial(_fill_column, parts, name), (index, first.first_node, name))
         for name, (length, dtype) in columns.items()
-        if getattr(parts[0], name) is not None
+        if getattr(first, name) is not None
     }
 
 
 def _fill_column(parts: Sequence[EdgeLists], name: str, out: Tensor) -> None:
-    """Write the column `name` of a relation's edge lists, which is in parts, to `out`."""
+    """Write the column `name` of a relation's edge lists to `out`. Nodes and edges count from the first part's."""
     at_once = PIECE // out.element_size()
     for lists in parts[:1] if name == "source_time" else parts:  # every part has the times of all sources
         column: Tensor = getattr(lists, name)
-        begin = lists.first_node if name == "indptr" else lists.first_edge
+        added = lists.first_edge - parts[0].first_edge
+        begin = lists.first_node - parts[0].first_node if name == "indptr" else added
         for first in range(0, column.numel(), at_once):
             some = column[first : first + at_once]
-            if name == "indptr" and lists.first_edge:
-                some = some + lists.first_edge
+            if name == "indptr" and added:
+                some = some + added
             out[begin + first : begin + first + some.numel()].copy_(some)
         ops.require_whole([column])
 
@@ -131,9 +141,9 @@ class FieldColumn:
             _add_range(rest, middle, first + count)
         found = [(hot, self._rows(hot))]
         if rest:
-            found.append((rest, self._rows(rest).shared(identity, self.owner, self.name, rest)))
+            found.append((rest, self._rows(rest).in_host(identity)))
         if (cached := self.cached) is not None:
-            rows = PlannedTensor(tuple(cached.shape), cached.dtype, lambda out: out.copy_(cached))
+            rows = PlannedTensor(tuple(cached.shape), cached.dtype, lambda out: out.copy_(cached), ())
             found.append(([(self.num_all, self.num_all + len(cached))], rows))
         return found
 
@@ -146,7 +156,7 @@ class FieldColumn:
             ops.require_whole(part.tables[self.owner, self.name].rows for part in self.parts)
 
         shape = sum(end - begin for begin, end in spans), *self.field.shape
-        return PlannedTensor(shape, DTYPES[self.field.dtype], fill)
+        return PlannedTensor(shape, DTYPES[self.field.dtype], fill, (self.owner, self.name, spans))
 
     def _pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
         """Yield the rows of the id ranges `spans` in order, about PIECE bytes at a time."""
@@ -180,14 +190,15 @@ class PlacePlan:
     """A planned placement: the tensors to copy."""
 
     device: torch.device
-    relations: Sequence[Mapping[str, PlannedTensor]] | None  # None: topology stays as it is
+    # Edge lists by relation: of all parts merged, or of each part if others are elsewhere; none: they stay as they are.
+    topology: Sequence[Sequence[Mapping[str, PlannedTensor]]]
     share: float  # of every part's feature rows that goes to the device
     columns: Sequence[tuple[FieldColumn, PlannedRows]]  # none: features stay as they are
     chosen: str = ""  # with "auto": a line for the report about the free memory that decided
 
     @property
     def _tensors(self) -> Iterator[PlannedTensor]:
-        for relation in self.relations or ():
+        for relation in itertools.chain(*self.topology):
             yield from relation.values()
         for _, found in self.columns:
             yield from (rows for _, rows in found)
@@ -216,7 +227,8 @@ def plan_placement(
     """
     _check_reach(store, topology, features is not None)
     chosen, identity = "", store.identity or secrets.token_hex(16)
-    if topology == "auto" and not covers(store.schema, store.topology):
+    has_all = covers(store.schema, store.topology)
+    if topology == "auto" and not has_all and len(store.parts) < len(store.shards):
         topology, chosen = None, "; the topology is not placed, because some of it is on another host"
     named = fields_of(store.schema).items() if features is not None else ()
     columns = [_column(store, owner, name, field) for (owner, name), field in named]
@@ -226,22 +238,16 @@ def plan_placement(
     budget = free - left - sum(column.cached_bytes for column in columns)
     if chosen or "auto" in (topology, features):
         chosen = f"auto: {device} had {memory}, of which {as_bytes(left)} are left to training{chosen}"
-    relations = None
-    if topology is not None:
-        sources = [store.schema.node_types[source].num_nodes for source in store.schema.sources]
-        lists = [[part.lists[index] for part in store.topology] for index in range(len(sources))]
-        relations = list(map(plan_relation, lists, sources))
-        taken = sum(tensor.num_bytes for relation in relations for tensor in relation.values())
-        if topology == "host" or (topology == "auto" and taken > budget):
-            relations = [
-                {name: tensor.shared(identity, index, name) for name, tensor in relation.items()}
-                for index, relation in enumerate(relations)
-            ]
-        else:
-            budget -= taken
+    merged: Sequence[Sequence[Part]] = [store.topology] if has_all else [[part] for part in store.topology]
+    lists = [plan_relations(parts) for parts in (merged if topology is not None else ())]
+    taken = sum(tensor.num_bytes for relation in itertools.chain(*lists) for tensor in relation.values())
+    if topology == "host" or (topology == "auto" and taken > budget):
+        lists = [[{name: own.in_host(identity) for name, own in of.items()} for of in group] for group in lists]
+    else:
+        budget -= taken
     share = 0.0 if features is None else _share(features, columns, budget)
     rows = [(column, column.planned(share, identity)) for column in columns]
-    plan = PlacePlan(device, relations, share, rows, chosen)
+    plan = PlacePlan(device, lists, share, rows, chosen)
     if plan.device_bytes > free:
         raise ConfigError(
             f"placing this takes {as_bytes(plan.device_bytes)} of {device}, which has {memory}; "
@@ -310,7 +316,7 @@ def _check_reach(store: Store, topology: str | None, with_features: bool) -> Non
         )
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
     needs_all = topology is not None and (topology != "auto" or not with_features)
-    if needs_all and not covers(store.schema, store.topology):
+    if needs_all and len(store.parts) < len(store.shards) and not covers(store.schema, store.topology):
         raise ConfigError(
             "the topology cannot be placed: some of it is on another host, and every hop would wait for that host; "
             f"place features alone, open the edges of all parts too (topology='local'), or {here}"
@@ -351,13 +357,15 @@ def _share(wanted: str | float, columns: Sequence[FieldColumn], budget: int) -> 
 
 def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     """Copy topology and features to the planned memory; return the placed store."""
-    device, relations, runs = plan.device, None, {}
+    device, lists, runs = plan.device, list[tuple[DeviceLists, ...]](), {}
+    has_all = covers(store.schema, store.topology)
     hostmemory.sweep(keep=plan.files)
     lease = Lease(device)
     try:
-        if plan.relations is not None:
-            placed = [{name: _placed(own, device, lease) for name, own in lists.items()} for lists in plan.relations]
-            relations = tuple(DeviceLists(device=device, **tensors) for tensors in placed)
+        for first_part, relations in zip(store.topology, plan.topology, strict=False):
+            placed = [{name: _placed(own, device, lease) for name, own in of.items()} for of in relations]
+            each = zip(placed, (of.first_node for of in first_part.lists), strict=True)
+            lists.append(tuple(DeviceLists(device=device, first_node=first, **tensors) for tensors, first in each))
         for column, rows in plan.columns:
             runs[column.owner, column.name] = _placed_rows(rows, device, lease)
         if not idle(device, DEADLINE):  # readers are on streams of their own
@@ -370,7 +378,8 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     return PlacedStore(
         schema=store.schema,
         device=device,
-        relations=relations,
+        relations=lists[0] if lists and has_all else None,
+        of_parts=() if has_all else lists,
         fields={key: Segments.of(rows, device) for key, rows in runs.items() if key in whole},
         partial={key: rows for key, rows in runs.items() if key not in whole},
         host=store.features,
@@ -411,19 +420,25 @@ def _placed_rows(rows: PlannedRows, device: torch.device, lease: Lease) -> list[
 
 def _report(schema: Schema, plan: PlacePlan) -> Iterator[Placement]:
     """Yield the rows of the table of placed tensors."""
-    for relation, lists in zip(schema.relations, plan.relations or (), strict=False):
-        num_bytes = sum(tensor.num_bytes for tensor in lists.values())
-        in_host = lists["indptr"].file is not None
-        memory = ("host", 0.0, 0, num_bytes) if in_host else (str(plan.device), 1.0, num_bytes, 0)
-        yield Placement(f"topology of {' '.join(relation.key)}", DTYPE_NAMES[lists["indices"].dtype], *memory)
+    for index, relation in enumerate(schema.relations if plan.topology else ()):
+        lists = [(name, own) for relations in plan.topology for name, own in relations[index].items()]
+        counted = [(own, own.shape[0] - 1 if name == "indptr" else 0) for name, own in lists]
+        dtype, num_all = DTYPE_NAMES[dict(lists)["indices"].dtype], schema.node_type(relation.destination).num_nodes
+        yield _placement(f"topology of {' '.join(relation.key)}", dtype, counted, num_all, plan.device)
     for column, rows in plan.columns:
-        counts, sizes = [0, 0], [0, 0]  # on the device, in host memory
-        for _, planned in rows:
-            in_host = planned.file is not None
-            counts[in_host] += planned.shape[0]
-            sizes[in_host] += planned.num_bytes
-        memories = zip((str(plan.device), "host", "other hosts"), (*counts, column.num_all - sum(counts)), strict=True)
-        where = " and ".join(name for name, count in memories if count) or "-"
         owner = column.owner if isinstance(column.owner, str) else " ".join(column.owner)
-        share = counts[0] / max(1, column.num_all)
-        yield Placement(f"{column.name} of {owner}", column.field.dtype, where, share, *sizes)
+        counted = [(planned, planned.shape[0]) for _, planned in rows]
+        yield _placement(f"{column.name} of {owner}", column.field.dtype, counted, column.num_all, plan.device)
+
+
+def _placement(
+    what: str, dtype: str, counted: Iterable[tuple[PlannedTensor, int]], num_all: int, device: torch.device
+) -> Placement:
+    """Return a row of the table: of tensors with their numbers of rows, of `num_all` on all hosts."""
+    counts, sizes = [0, 0], [0, 0]  # on the device, in host memory
+    for planned, count in counted:
+        counts[planned.file is not None] += count
+        sizes[planned.file is not None] += planned.num_bytes
+    memories = zip((str(device), "host", "other hosts"), (*counts, num_all - sum(counts)), strict=True)
+    where = " and ".join(name for name, count in memories if count) or "-"
+    return Placement(what, dtype, where, counts[0] / max(1, num_all), *sizes)

@@ -91,7 +91,8 @@ class PlacedStore(Closing):
 
     schema: Schema
     device: torch.device
-    relations: tuple[DeviceLists, ...] | None
+    relations: tuple[DeviceLists, ...] | None  # of all parts merged
+    of_parts: Sequence[tuple[DeviceLists, ...]]  # of each part by itself, if other parts are on other hosts
     fields: Mapping[tuple[TypeKey, str], Segments]  # of which all rows are placed
     partial: Mapping[tuple[TypeKey, str], list[tuple[int, Tensor]]]  # of which some are: (first id, rows), ascending
     host: FeatureStore  # for other rows
@@ -102,7 +103,7 @@ class PlacedStore(Closing):
 
     @property
     def lists(self) -> tuple[DeviceLists, ...] | None:
-        """The in-edges of every relation, all parts merged; None if topology was not placed."""
+        """The in-edges of every relation, all parts merged; None if not all of the topology is placed."""
         self.lease.check()
         return self.relations
 

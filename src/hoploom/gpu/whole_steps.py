@@ -24,7 +24,7 @@ from hoploom.batch import Sampled, Seeds
 from hoploom.errors import ConfigError
 from hoploom.gpu.batch_memory import BatchMemory, Pool, StagedValue
 from hoploom.gpu.capacity import FAULT, PROBED, ROUNDED, Capacity, fixed_capacity, plan_hops, used_capacity
-from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkEvent, WorkStream, check_optimizer, not_recordable
+from hoploom.gpu.cuda_graph import LearningRates, Recording, WorkStream, check_optimizer, not_recordable
 from hoploom.gpu.device_hops import DeviceBuffers, make_buffers, make_maps, sample_on_device
 from hoploom.gpu.loading import DeviceLoading, DeviceSampling, device_assembler
 from hoploom.keys import as_int64
@@ -65,7 +65,7 @@ class FixedBatch(BatchMemory):
         self.batch: Batch | None = None
         self._sizes: HostCopy | None = None  # None if there are too many seeds
         self.loss, self.rows = torch.zeros((), dtype=torch.float64, device=device), 0
-        self.filled, self.learned = WorkEvent(device), WorkEvent(device)
+        self.filled, self.learned = whole.fill_stream.event(), whole.learn_stream.event()
         self._fill = Recording(self._make, whole.fill_stream)
         self.learn = Recording(self._learn, whole.learn_stream)
         whole.learn_stream.record(self.learned)  # the other stream must not fill the batch before it is made

@@ -148,16 +148,15 @@ def test_auto_takes_topology_first_and_leaves_room(
     monkeypatch: pytest.MonkeyPatch, free: int, where: str, share: float
 ) -> None:
     monkeypatch.setattr(place_plan, "free_memory", lambda device: free)
-    indptr = place_plan.PlannedTensor((256 << 20,), torch.uint8, lambda out: None)
-    monkeypatch.setattr(place_plan, "plan_relation", lambda lists, num_sources: {"indptr": indptr})
+    indptr = place_plan.PlannedTensor((256 << 20,), torch.uint8, lambda out: None, ())
+    monkeypatch.setattr(place_plan, "plan_relations", lambda parts: [{"indptr": indptr}])
     field = hoploom.schema.Field("uint8", (1 << 20,))
     column = place_plan.FieldColumn("node", "x", field, (), [(0, 1 << 10)], 1 << 10)
     monkeypatch.setattr(place_plan, "fields_of", lambda schema: {("node", "x"): field})
     monkeypatch.setattr(place_plan, "FieldColumn", lambda *given: column)
     store = hoploom.from_pyg(ring(12))
     plan = place_plan.plan_placement(store, "auto", "auto", torch.device("cpu"), None)
-    assert plan.relations is not None
-    assert (plan.relations[0]["indptr"].file is None, plan.share) == (where == "device", share)
+    assert (plan.topology[0][0]["indptr"].file is None, plan.share) == (where == "device", share)
     assert plan.device_bytes <= free - max(2 << 30, free // 4)
 
 

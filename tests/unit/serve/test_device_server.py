@@ -18,10 +18,11 @@ from hoploom.cli.serving import placed_for_clients
 from hoploom.deploy import device_server
 from hoploom.deploy.device_server import PlacedShard, ServingDevice
 from hoploom.gpu.loading import DeviceLoading
+from hoploom.ops import Frontier
 from hoploom.ops.deadline import HostCopy
 from hoploom.serve.graph_server import BatchOptions, GraphServer
 from hoploom.serve.wire import Message
-from hoploom.store.base import Absent
+from hoploom.store.base import Absent, Draw
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,31 @@ def test_a_part_says_that_rows_on_the_device_are_not_in_host_memory(server: Grap
     assert torch.equal(server.store.features.gather([("node", "x", IDS)])[0], rows)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"labor": True}, {"weighted": True}, {"replace": True}, {"fanouts": [-1]}], ids=str
+)
+@pytest.mark.parametrize("parts", [[1], [1, 2]])
+def test_a_part_is_sampled_on_the_device_as_on_the_host(
+    parts: Sequence[int], options: dict[str, Any], tmp_path: Path, device: torch.device
+) -> None:
+    """Nodes and edges of the lists there are counted from the part's first. Some edges are excluded."""
+    save_in_parts(hoploom.from_pyg(random_graph(60, 500, seed=1), weight_attr="weight"), tmp_path / "store", 4)
+    with GraphServer(tmp_path / "store", parts, BatchOptions(place=partial(placed_for_clients, str(device)))) as server:
+        for number in parts:
+            shard, part = server.store.shards[number], server.store.parts[number - 1]
+            assert isinstance(shard, PlacedShard)
+            assert shard.placed.lists is None
+            first, count = part.lists[0].first_edge, part.lists[0].num_edges
+            excluded = torch.arange(first - 3, first + count, 3)
+            draw = Draw(**{"key": 5, "hop": 1, "fanouts": [3], "excluded": [excluded], **options})
+            frontier = Frontier(torch.arange(part.first_nodes[0], part.first_nodes[0] + part.num_nodes[0]).flip(0))
+            (ours,), (theirs,) = shard.begin_sample([frontier], draw)(), part.sample([frontier], draw)
+            assert ours is not None
+            assert theirs is not None
+            assert theirs.edges.min() >= first > 0
+            assert all(torch.equal(*columns) for columns in zip(ours, theirs, strict=True))
+
+
 @pytest.mark.parametrize("peers", [(), ("127.0.0.1:9",)], ids=["alone", "with peers"])
 def test_a_server_of_some_parts_has_these_on_the_device(peers: Sequence[str], path: Path, device: torch.device) -> None:
     """And all edges, if it has peers for whole batches."""
@@ -162,6 +188,7 @@ def test_a_server_of_some_parts_has_these_on_the_device(peers: Sequence[str], pa
         assert isinstance(absent, Absent)
         assert isinstance(shard, PlacedShard)
         assert (shard.placed.lists is not None) is bool(peers)
+        assert shard.lists is not None
         rows = server.service.answer(Message(GATHER, [IDS])).whole_tensors[0]
         assert torch.equal(rows, whole.features.gather([("node", "x", IDS)])[0])
         picks = server.service.answer(Message(SAMPLE, [IDS])).whole_tensors

@@ -63,7 +63,7 @@ class DeviceSpan:
 
 @dataclass(frozen=True)
 class DeviceLists:
-    """One relation's in-edges for all destinations, in device memory or in host memory mapped to the device."""
+    """One relation's in-edges for a range of destinations, in device memory or in host memory mapped to the device."""
 
     indptr: Tensor  # [num_nodes + 1] int64
     indices: Tensor  # [num_edges] int32 or int64 source ids
@@ -71,6 +71,7 @@ class DeviceLists:
     weight: Tensor | None = None  # [num_edges] float32
     edge_time: Tensor | None = None  # [num_edges] int64, ascending within a list
     source_time: Tensor | None = None  # [num_sources] int64; lists ascend by it if there is no edge_time
+    first_node: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class DevicePicks:
     """Arrays to which `sample` writes the picks of a hop, from index span.begin on; it writes span.end, too."""
 
     sources: Tensor  # [capacity] int64 node ids
-    edges: Tensor  # [capacity] int64 positions in the store's CSC order
+    edges: Tensor  # [capacity] int64 positions in the lists
     destinations: Tensor  # [capacity] int64: the index of each pick's node in frontier.nodes
     span: DeviceSpan
     indptr: Tensor | None = None  # [nodes' capacity + 1] int64: offsets of the picks of each entry of frontier.nodes

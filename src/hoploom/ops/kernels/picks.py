@@ -96,7 +96,7 @@ def weight_at(position, is_edge, weight, excluded, num_excluded, reach):
 @kernel
 def locate(
     nodes, trees, times, first_tree, num_places, begin_at, end_at, rows,
-    indptr, num_nodes, indices, num_edges, edge_time, source_time, num_sources, window,
+    indptr, first_node, num_nodes, indices, num_edges, edge_time, source_time, num_sources, window,
     fanout, excluded, num_excluded, reach, starts, populations, counts, faults,
     REPLACE: tl.constexpr, LAST: tl.constexpr, WINDOW: tl.constexpr, BY_RANK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -107,7 +107,7 @@ def locate(
     row = rows_of(ROWS)
     place = tl.load(begin_at) + row
     is_row = (row < rows) & (place < tl.minimum(tl.load(end_at), num_places))
-    node = tl.load(nodes + place, mask=is_row, other=0)
+    node = tl.load(nodes + place, mask=is_row, other=0) - first_node
     is_known = is_row & (node >= 0) & (node < num_nodes)
     start = tl.load(indptr + node, mask=is_known, other=0)
     end = tl.load(indptr + node + 1, mask=is_known, other=0)

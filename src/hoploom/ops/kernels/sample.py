@@ -76,7 +76,7 @@ def _count(lists: DeviceLists, frontier: DeviceFrontier, rule: Rule, way: Way, r
     times = frontier.trees, frontier.times, frontier.first_tree
     source_time = None if lists.edge_time is not None else lists.source_time
     num_sources = 0 if source_time is None else source_time.numel()
-    edges = lists.indptr, lists.indptr.numel() - 1, lists.indices, lists.indices.numel()
+    edges = lists.indptr, lists.first_node, lists.indptr.numel() - 1, lists.indices, lists.indices.numel()
     where = frontier.nodes, *times, frontier.nodes.numel(), span.begin, span.end, num_rows
     arguments = *where, *edges, lists.edge_time, source_time, num_sources
     arguments = *arguments, rule.window, rule.fanout, *_excluded(rule), *rows, faults
