@@ -79,3 +79,23 @@ def test_a_run_on_the_cpu_is_told_to_leave_placement_out(
         said = f"--set placement.{given}: {key} has no effect: this run is on cpu ({why}); leave [placement] out"
         with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"), init(device="cpu") as context:
             run(_run_file(here, "refused", f"placement.{given}", *overrides), context, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [pytest.param("link-prediction", 200, marks=pytest.mark.slow), ("node-classification", 40)],
+)
+def test_a_run_of_whole_steps_ends_as_one_of_eager_steps(here: Path, kind: str, size: int) -> None:
+    found = []
+    for whole in ("true", "false"):
+        changed = f"train.whole_steps={whole}", f"task.kind={kind}", f"loader.batch_size={size}"
+        placement = f"placement.topology={DEVICE}", f"placement.features={DEVICE}"
+        with init(device=DEVICE) as context:
+            found.append(run(_run_file(here, f"{kind} {whole}", *changed, *placement), context, progress=False))
+    whole_steps, eager = found
+    counts = whole_steps.outcome.whole_steps
+    assert counts is not None
+    assert counts.first + counts.replayed > 0
+    assert eager.outcome.whole_steps is None
+    assert whole_steps.outcome.steps == eager.outcome.steps
+    assert whole_steps.test == pytest.approx(eager.test, abs=1e-4)

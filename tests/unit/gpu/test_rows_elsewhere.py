@@ -1,5 +1,6 @@
 """A store of which parts are on other hosts is placed as far as it is here; other rows come through the window."""
 
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ from support.shards import elsewhere_of, spread
 
 import hoploom
 from hoploom import PeerError, Store
-from hoploom.gpu import loading
+from hoploom.gpu import host_memory, loading, place_plan
 from hoploom.gpu.loading import DeviceAhead
 from hoploom.load.order import Order
 from hoploom.load.pipeline import Pipeline
 from hoploom.ops.deadline import HostCopy
 from hoploom.serve.connect import RemotePart
 from hoploom.store import Wanted
-from hoploom.store.row_cache import cached
+from hoploom.store.row_cache import cache_of, cached
 
 ALL = [-1, -1]
 
@@ -99,6 +100,30 @@ def test_cached_rows_are_on_the_device_and_are_not_asked_for(device: torch.devic
         assert x.device_bytes == 12 * 4 * width
     asked = {v for shard in elsewhere_of(ring_store) for v in shard.rows_of("node", "x")}
     assert asked == set(range(10, 40)) - filled
+
+
+def test_cached_rows_that_the_device_has_no_memory_for_are_refused(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the plan; and if another process took the memory since, by what was placed before, which is freed."""
+    store = cached(_ring(), 12 / 30, {"node": torch.ones(40, dtype=torch.int64)})
+    num_bytes = sum(rows.nbytes for rows in cache_of(store).tables["node"].values())
+    empty = torch.empty
+    monkeypatch.setattr(host_memory, "FOLDER", tmp_path)
+
+    def short(shape: Any, **options: Any) -> torch.Tensor:
+        if "device" in options and shape[0] == 12:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(shape, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place_plan, "free_memory", lambda device: num_bytes - 1)
+        assert_refused(lambda: _placed(store, device, features="host"), f"takes {num_bytes} B of", "a smaller cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", short)
+        said = "in one piece: CUDA out of memory", "or a smaller share, a smaller cache"
+        assert_refused(lambda: _placed(store, device, features="host"), *said)
+    assert os.listdir(tmp_path) == []
 
 
 def test_ids_are_copied_to_the_host_once_whatever_the_number_of_fields(

@@ -1,5 +1,6 @@
 """A server on a device: what it keeps, and what becomes of a request when the device fails."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import place_workers
 from support.batch_servers import request_of
 from support.graphs import random_graph, save_in_parts
 from support.wires import over_the_wire
@@ -17,6 +19,7 @@ from hoploom import ConfigError, PeerError
 from hoploom.cli.serving import placed_for_clients
 from hoploom.deploy import device_server
 from hoploom.deploy.device_server import PlacedShard, ServingDevice
+from hoploom.gpu import host_memory, place_plan
 from hoploom.gpu.loading import DeviceLoading
 from hoploom.ops import Frontier
 from hoploom.ops.deadline import HostCopy
@@ -195,3 +198,19 @@ def test_a_server_of_some_parts_has_these_on_the_device(peers: Sequence[str], pa
         with GraphServer(path, None, BatchOptions()) as other:
             expected = other.service.answer(Message(SAMPLE, [IDS])).whole_tensors
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(picks, expected, strict=True))
+
+
+def test_a_server_that_closes_frees_the_host_memory_of_its_store(
+    path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_plan, "free_memory", lambda device: 0)
+    with place_workers.own_folder() as folder:
+        monkeypatch.setattr(host_memory, "FOLDER", folder)
+        server = GraphServer(path, [1], BatchOptions(place=partial(placed_for_clients, str(device))))
+        assert os.listdir(folder)
+        rows = server.service.answer(Message(GATHER, [IDS])).whole_tensors[0]
+        server.close()
+        assert os.listdir(folder) == []
+        assert torch.equal(rows, hoploom.open(path).features.gather([("node", "x", IDS)])[0])
+        with pytest.raises(ConfigError, match="the placed store is closed"):
+            server.service.answer(Message(SAMPLE, [IDS]))
