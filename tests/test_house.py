@@ -31,7 +31,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 RIDDLE = re.compile(r"(What|Where|Who|Whose|Whom|How|Of|By|As|Until|The same|Those|It|Its)\b")
 BUDGETS = {  # lines of each package; "" are the modules beside the packages
-    "": 788,
+    "": 797,
     "config": 819,
     "ops": 4837,
     "store": 4262,
@@ -39,19 +39,19 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "ranks": 1995,
     "load": 3333,
     "nn": 3249,
-    "serve": 4272,
+    "serve": 4269,
     "train": 5487,
-    "gpu": 2698,
+    "gpu": 2699,
     "inference": 1304,
     "ranking": 1029,
     "ingest": 6512,
     "partition": 1456,
     "scale": 964,
-    "deploy": 2732,
+    "deploy": 2730,
     "report": 1147,
     "cli": 1794,
 }
-BUDGET, MOST_FILES = 50_211, 230
+BUDGET, MOST_FILES = 50_216, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import platform
+import resource
 import signal
 import sys
 import threading
@@ -168,6 +169,14 @@ def require_memory(num_bytes: int, what: str, way_out: str) -> None:
     """Raise ConfigError if `num_bytes` are not available, because the kernel would then kill the process."""
     if num_bytes > (left := available_memory()):
         raise ConfigError(f"{what} {as_bytes(num_bytes)}, {as_bytes(left)} are left; {way_out}")
+
+
+def allow_open_files() -> int:
+    """Raise this process's limit of open files as far as it may; return the limit, of file descriptors."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def resident_bytes() -> int:

@@ -335,6 +335,13 @@ PLACEMENTS: dict[str, Placement] = {
         only=[name for name in {**dict.fromkeys(ON_DEVICE), **dict.fromkeys(ONE_OF_EACH)} if name not in NOT_SENT],
         quick=ON_DEVICE,
     ),
+    "a server's device, hops and rows": Placement(
+        lambda case, site: (_by_a_device(case, site, made="here"), {}),
+        made_by.hops_and_rows_of_a_device,
+        ends,
+        only=("uniform", "disjoint", "links, binary", "heterogeneous uniform"),
+        quick=("links, binary", "heterogeneous uniform"),
+    ),
     "devices of servers that have some parts each, hops and rows": Placement(
         lambda case, site: (_by_a_device(case, site, [0], [1, 2], made="here"), {}),
         made_by.hops_and_rows_of_a_device,

@@ -88,8 +88,8 @@ def placed_for_clients(device: str, store: Store) -> Store:
     """Return the store with as much of it as fits on a GPU, which then answers the clients."""
     from hoploom.gpu.placement import place
 
-    own = replace(store, shards=store.parts)  # rows of other parts are never asked for
-    placed = replace(place(own, "auto", "auto", device=device), shards=store.shards)
+    own = replace(store, shards=store.parts, topology=store.parts)  # clients ask for nothing of other parts
+    placed = replace(place(own, "auto", "auto", device=device), shards=store.shards, topology=store.topology)
     from hoploom.deploy.device_server import answer_on_device  # imports Triton, which is installed: `place` has looked
 
     return answer_on_device(placed)

@@ -4,7 +4,6 @@ Values are copied to pinned host memory, and every wait for the device has a dea
 late, or is short of memory, asks another server.
 """
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -46,13 +45,12 @@ MOST_LOADERS = 8  # kinds of batches whose buffers are kept, of the loaders that
 
 def answer_on_device(store: Store) -> Store:
     """Return a placed store whose parts answer from the device, and whose batches for clients are made there."""
-    here, parts = store.placed, iter(store.parts)
+    here = store.placed
     rows = {key: Segments.of(own, here.device) for key, own in here.partial.items()}
     placed, pool = replace(here, fields={**here.fields, **rows}), Pool(here.device, DEADLINE)
-    lists = iter(here.of_parts or itertools.repeat(here.lists))
+    parts = iter(zip(store.parts, here.of_parts or [here.lists] * len(store.parts), strict=True))
     shards = [
-        shard if isinstance(shard, Absent) else PlacedShard(shard, next(parts), next(lists), placed, pool)
-        for shard in store.shards
+        shard if isinstance(shard, Absent) else PlacedShard(shard, *next(parts), placed, pool) for shard in store.shards
     ]
     return replace(store, shards=tuple(shards), deployment=ServingDevice(**vars(store.deployment)))
 
@@ -147,15 +145,15 @@ class PlacedShard(ShardWrapper):
         `first_edge` is the position in the store of the first edge in `lists`.
         """
         device, count = self.placed.device, frontier.nodes.numel()
-        excluded = None if rule.excluded is None else rule.excluded - first_edge
         sizes = torch.zeros(PICKS + 1, 2, dtype=torch.int64)
         sizes[NODES, 0] = count
-        read = frontier.nodes, frontier.trees, excluded, torch.tensor(as_int64(rule.key)), sizes
+        read = frontier.nodes, frontier.trees, rule.excluded, torch.tensor(as_int64(rule.key)), sizes
         with self._on_device(read) as (nodes, trees, excluded, key, sizes):
             sources, edges, destinations = columns = torch.empty([3, most], dtype=torch.int64, device=device)
             indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
             picks = DevicePicks(sources, edges, destinations, DeviceSpan(sizes[ZERO, 0], sizes[PICKS, 0], most), indptr)
             expanded = DeviceFrontier(nodes, DeviceSpan(sizes[ZERO, 0], sizes[NODES, 0], count), trees)
+            excluded = None if excluded is None else excluded - first_edge
             sample(lists, expanded, rule._replace(key=key, excluded=excluded), picks, sizes[FAULT, :1])
             copies = HostCopy(sizes), HostCopy(indptr)
 
@@ -166,9 +164,9 @@ class PlacedShard(ShardWrapper):
                 if (fault := fault_of(found)) is not None:
                     raise fault
                 with self.pool.side_stream():
+                    columns[1, : found[PICKS]] += first_edge
                     copied = HostCopy(columns[:2, : found[PICKS]].contiguous())
-                sources, edges = copied.wait(DEADLINE, LATE)
-                return Picks(offsets.diff(), sources, edges + first_edge)
+                return Picks(offsets.diff(), *copied.wait(DEADLINE, LATE))
 
         return finish
 

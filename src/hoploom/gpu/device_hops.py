@@ -97,7 +97,7 @@ def make_maps(plan: HopPlan, device: torch.device) -> tuple[DeviceNodeMap, ...]:
 def sample_on_device(
     lists: Sequence[DeviceLists], maps: Sequence[DeviceNodeMap], seeds: Seeds, key: Tensor, into: DeviceBuffers
 ) -> None:
-    """Sample a batch into the buffers `into`, equal to that of `sample_hops`; `key` [] int64 has its key's bits."""
+    """Sample a batch of all parts into `into`, equal to that of `sample_hops`; `key` [] int64 has its key's bits."""
     plan = into.plan
     into.totals.zero_()
     for of_relations in into.layers:

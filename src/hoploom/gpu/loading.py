@@ -140,7 +140,8 @@ class DeviceSampling:
             if (into := begun.buffers.into).capacity.holds(seen := used_capacity(into.plan, sizes)):
                 break
             with self._lock:
-                self._capacity = grow_capacity(self._capacity or into.capacity, seen)
+                assert self._capacity is not None
+                self._capacity = grow_capacity(self._capacity, seen)
                 self.num_redone += 1
             with self._pool.side_stream():
                 begun = self._run(begun.seeds, begun.staged, begun.block, begun.buffers)

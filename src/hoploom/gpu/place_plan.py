@@ -34,13 +34,13 @@ from hoploom.schema import DTYPE_NAMES, DTYPES, EDGE_ID, Field, Schema, TypeKey
 from hoploom.store import Store
 from hoploom.store.base import Absent, Part, Wanted, covers
 from hoploom.store.row_cache import cache_of
-from hoploom.system import boot_id
+from hoploom.system import allow_open_files, boot_id
 
 ROUNDING = 1e-6  # added to a number of rows, so that a share of 0.29 of 100 rows is 29
 PIECE = 64 << 20  # bytes copied at once
 INT32_IDS = 2**31
 Spans = list[tuple[int, int]]  # ranges of ids
-PlannedRows = Sequence[tuple[Spans, "PlannedTensor"]]
+PlannedRows = Sequence[tuple[Spans, "PlannedTensor"]]  # the rows of a field, by ranges of ids
 
 
 # --- tensors to copy -----------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class PlannedTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     fill: Callable[[Tensor], object]
-    what: tuple[Any, ...]  # describes its contents within the store
+    contents: tuple[Any, ...] = ()  # what names it within its store, if it may be in host memory
     file: str | None = None  # of host memory, which processes share by this name; None: in device memory
 
     @property
@@ -61,37 +61,35 @@ class PlannedTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def in_host(self, identity: str) -> "PlannedTensor":
-        """Return the tensor for host memory. `identity` is that of the store."""
-        return replace(self, file=shared_name(identity, self.what, self.shape, str(self.dtype)))
+        """Return the tensor for host memory, if it has any bytes. `identity` is that of the store."""
+        name = shared_name(identity, self.contents, self.shape, str(self.dtype))
+        return replace(self, file=name) if self.num_bytes else self
 
     def over(self, raw: Tensor) -> Tensor:
         """Return the tensor as a view of the bytes `raw`."""
         return raw.view(self.dtype).view(self.shape)
 
 
-def plan_relations(parts: Sequence[Part]) -> list[dict[str, PlannedTensor]]:
+def plan_relations(parts: Sequence[Part], *, with_times: bool) -> list[dict[str, PlannedTensor]]:
     """Return the edge lists of each relation, merged over these parts, by the names that DeviceLists has for them."""
-    schema = parts[0].schema
-    num_sources = [schema.node_types[source].num_nodes for source in schema.sources]
-    return [_plan_relation(index, [part.lists[index] for part in parts], n) for index, n in enumerate(num_sources)]
-
-
-def _plan_relation(index: int, parts: Sequence[EdgeLists], num_sources: int) -> dict[str, PlannedTensor]:
-    num_nodes = sum(lists.indptr.numel() - 1 for lists in parts)
-    num_edges = sum(lists.num_edges for lists in parts)
-    first = parts[0]
-    columns = {
-        "indptr": (num_nodes + 1, torch.int64),
-        "indices": (num_edges, torch.int32 if num_sources < INT32_IDS else torch.int64),
-        "weight": (num_edges, torch.float32),
-        "edge_time": (num_edges, torch.int64),
-        "source_time": (num_sources, torch.int64),
-    }
-    return {
-        name: PlannedTensor((length,), dtype, partial(_fill_column, parts, name), (index, first.first_node, name))
-        for name, (length, dtype) in columns.items()
-        if getattr(first, name) is not None
-    }
+    schema, relations = parts[0].schema, []
+    for index, source in enumerate(schema.sources):
+        lists, num_sources = [part.lists[index] for part in parts], schema.node_types[source].num_nodes
+        num_edges = sum(own.num_edges for own in lists)
+        columns = {
+            "indptr": (1 + sum(own.indptr.numel() - 1 for own in lists), torch.int64),
+            "indices": (num_edges, torch.int32 if num_sources < INT32_IDS else torch.int64),
+            "weight": (num_edges, torch.float32),
+            "edge_time": (num_edges, torch.int64),
+            "source_time": (num_sources, torch.int64),
+        }
+        planned = {}
+        for name, (length, dtype) in columns.items():
+            if getattr(lists[0], name) is not None and (with_times or not name.endswith("_time")):
+                contents = index, parts[0].first_nodes, name
+                planned[name] = PlannedTensor((length,), dtype, partial(_fill_column, lists, name), contents)
+        relations.append(planned)
+    return relations
 
 
 def _fill_column(parts: Sequence[EdgeLists], name: str, out: Tensor) -> None:
@@ -125,10 +123,6 @@ class FieldColumn:
     def num_rows(self) -> int:
         return sum(count for _, count in self.held)
 
-    @property
-    def cached_bytes(self) -> int:
-        return 0 if self.cached is None else self.cached.nbytes
-
     def planned(self, share: float, identity: str) -> PlannedRows:
         """Return ranges of ids and their rows: first those for the device, then those for the host, if there are any.
 
@@ -143,7 +137,7 @@ class FieldColumn:
         if rest:
             found.append((rest, self._rows(rest).in_host(identity)))
         if (cached := self.cached) is not None:
-            rows = PlannedTensor(tuple(cached.shape), cached.dtype, lambda out: out.copy_(cached), ())
+            rows = PlannedTensor(tuple(cached.shape), cached.dtype, lambda out: out.copy_(cached))
             found.append(([(self.num_all, self.num_all + len(cached))], rows))
         return found
 
@@ -228,21 +222,21 @@ def plan_placement(
     _check_reach(store, topology, features is not None)
     chosen, identity = "", store.identity or secrets.token_hex(16)
     has_all = covers(store.schema, store.topology)
-    if topology == "auto" and not has_all and len(store.parts) < len(store.shards):
+    if topology == "auto" and _asks_others(store):
         topology, chosen = None, "; the topology is not placed, because some of it is on another host"
     named = fields_of(store.schema).items() if features is not None else ()
     columns = [_column(store, owner, name, field) for (owner, name), field in named]
     free, num_ranks = free_memory_of_ranks(device, among)
     memory = f"{as_bytes(free)} free" + (f" for each of {num_ranks} ranks" if num_ranks > 1 else "")
     left = left_to_training(free)
-    budget = free - left - sum(column.cached_bytes for column in columns)
+    budget = free - left - sum(column.cached.nbytes for column in columns if column.cached is not None)
     if chosen or "auto" in (topology, features):
         chosen = f"auto: {device} had {memory}, of which {as_bytes(left)} are left to training{chosen}"
     merged: Sequence[Sequence[Part]] = [store.topology] if has_all else [[part] for part in store.topology]
-    lists = [plan_relations(parts) for parts in (merged if topology is not None else ())]
+    lists = [plan_relations(parts, with_times=has_all) for parts in (merged if topology is not None else ())]
     taken = sum(tensor.num_bytes for relation in itertools.chain(*lists) for tensor in relation.values())
     if topology == "host" or (topology == "auto" and taken > budget):
-        lists = [[{name: own.in_host(identity) for name, own in of.items()} for of in group] for group in lists]
+        lists = [[{name: own.in_host(identity) for name, own in of.items()} for of in planned] for planned in lists]
     else:
         budget -= taken
     share = 0.0 if features is None else _share(features, columns, budget)
@@ -304,6 +298,11 @@ def _column(store: Store, owner: TypeKey, name: str, field: Field) -> FieldColum
     return FieldColumn(owner, name, field, parts, held, num_all, cached)
 
 
+def _asks_others(store: Store) -> bool:
+    """Return whether a hop needs edges that this process does not have, and other shards of the store do."""
+    return len(store.parts) < len(store.shards) and not covers(store.schema, store.topology)
+
+
 def _check_reach(store: Store, topology: str | None, with_features: bool) -> None:
     """Raise ConfigError unless this process can place what is asked for, in a store that is not placed yet."""
     if store.placed is not None:
@@ -316,7 +315,7 @@ def _check_reach(store: Store, topology: str | None, with_features: bool) -> Non
         )
     here = "open all parts of the store on this host, or leave it as it is: batches are copied to the device"
     needs_all = topology is not None and (topology != "auto" or not with_features)
-    if needs_all and len(store.parts) < len(store.shards) and not covers(store.schema, store.topology):
+    if needs_all and _asks_others(store):
         raise ConfigError(
             "the topology cannot be placed: some of it is on another host, and every hop would wait for that host; "
             f"place features alone, open the edges of all parts too (topology='local'), or {here}"
@@ -359,6 +358,7 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     """Copy topology and features to the planned memory; return the placed store."""
     device, lists, runs = plan.device, list[tuple[DeviceLists, ...]](), {}
     has_all = covers(store.schema, store.topology)
+    allow_open_files()  # two for each tensor in host memory
     hostmemory.sweep(keep=plan.files)
     lease = Lease(device)
     try:

@@ -126,9 +126,10 @@ class PlacedStore(Closing):
     ) -> list[Tensor]:
         """Return the rows of each (type, field, ids) in `wanted`, in the field's dtype. Ids and rows are on the device.
 
-        Ids out of range set a fault code in `faults` [1] int64. `outs` are tensors to write the rows to.
+        Ids out of range of a placed field set a fault code in `faults` [1] int64, and their rows stay as they were.
+        `outs` are tensors to write the rows to.
 
-        >>> (x,) = store.placed.gather([Wanted("node", "x", ids)], faults)
+        >>> (x,) = store.placed.gather([Wanted("node", "x", ids)], torch.zeros(1, dtype=torch.int64, device="cuda"))
         """
         self.lease.check()
         return [self._rows(*one, faults) for one in zip(wanted, outs or [None] * len(wanted), strict=True)]
@@ -162,8 +163,6 @@ class PlacedStore(Closing):
         described = self.schema.described(owner)
         if name == EDGE_ID and name not in described.fields:
             return Field("int64")  # edges are stored in the user's order: edge ids are positions
-        if name not in described.fields:
-            raise ConfigError(f"{owner!r} has no field {name!r}; it has {sorted(described.fields)}")
         return described.fields[name]
 
     def _rows(self, want: Triple, out: Tensor | None, faults: Tensor) -> Tensor:

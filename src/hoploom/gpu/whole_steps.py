@@ -148,13 +148,15 @@ class FixedBatch(BatchMemory):
 
 
 def padded_views(on: DeviceBuffers) -> list[LayerView]:
-    """Return a view of the edges in the buffers for each layer, the input layer first. A layer follows from each hop.
+    """Return a view of the edges in the buffers for each layer, the input layer first, which has those of the last hop.
 
     All sizes are Python numbers, so that the same kernels can be replayed for every batch. Rows beyond the batch's
     nodes have no edges: they are computed and affect nothing.
     """
     plan, names = on.plan, [node_type.name for node_type in on.plan.schema.node_types]
     within = [dict(zip(names, counts, strict=True)) for counts in zip(*on.capacity.nodes, strict=True)]
+
+    wholes: dict[RelationName, InEdges] = {}  # edges of all hops
 
     def grouped(hop: int, sources: Mapping[str, int], destinations: Mapping[str, int]) -> dict[RelationName, InEdges]:
         """Return the edges that were sampled up to a hop, by destination. Nodes that are not expanded yet get none."""
@@ -167,7 +169,6 @@ def padded_views(on: DeviceBuffers) -> list[LayerView]:
             found[key] = InEdges(indptr, edges.edge_index[0, :most], sources[key[0]], whole=wholes.get(key))
         return found
 
-    wholes: dict[RelationName, InEdges] = {}
     if not plan.is_blocks:
         wholes = grouped(plan.sampling.num_hops - 1, within[-1], within[-1])
     return [

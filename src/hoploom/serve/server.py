@@ -32,7 +32,7 @@ from hoploom.serve.security import ServerSecurity
 from hoploom.serve.service import Service
 from hoploom.serve.shared_memory import ServerSegments, can_share
 from hoploom.serve.wire import DRAINING, BrokenError, IncomingMessage, MalformedError, Message, TooLargeError
-from hoploom.system import Closing
+from hoploom.system import Closing, allow_open_files
 
 GRACE = 30.0  # seconds that requests in flight get at a stop
 MAX_CONNECTIONS = 4096
@@ -124,10 +124,7 @@ class Server(Closing):
         self._clients: set[ClientConnection] = set()
         self._trim_at = math.inf  # when memory that requests have taken is returned to the system
         self._lock, self._closed = threading.Lock(), threading.Event()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of descriptors; the process may have fewer now
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files = allow_open_files()
         most = MAX_NEW if files == resource.RLIM_INFINITY else min(MAX_NEW, files // 4)
         listeners = [listener] if unix is None else [listener, unix]
         self._acceptor = Acceptor(listeners, self._admit, most, handshake.TIMEOUT, "hoploom-accept")

@@ -148,8 +148,8 @@ def test_auto_takes_topology_first_and_leaves_room(
     monkeypatch: pytest.MonkeyPatch, free: int, where: str, share: float
 ) -> None:
     monkeypatch.setattr(place_plan, "free_memory", lambda device: free)
-    indptr = place_plan.PlannedTensor((256 << 20,), torch.uint8, lambda out: None, ())
-    monkeypatch.setattr(place_plan, "plan_relations", lambda parts: [{"indptr": indptr}])
+    indptr = place_plan.PlannedTensor((256 << 20,), torch.uint8, lambda out: None)
+    monkeypatch.setattr(place_plan, "plan_relations", lambda parts, **options: [{"indptr": indptr}])
     field = hoploom.schema.Field("uint8", (1 << 20,))
     column = place_plan.FieldColumn("node", "x", field, (), [(0, 1 << 10)], 1 << 10)
     monkeypatch.setattr(place_plan, "fields_of", lambda schema: {("node", "x"): field})

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -42,6 +43,19 @@ def sevens(raw: Tensor) -> None:
 
 def never(raw: Tensor) -> None:
     raise AssertionError("written twice")
+
+
+def test_a_store_may_have_more_tensors_than_files_may_be_open(folder: Path) -> None:
+    """As far as the process may raise that limit."""
+    fields = {f"x{number}": torch.full((4,), number) for number in range(40)}
+    store = hoploom.from_tensors(fields, torch.tensor([[0, 1], [1, 2]]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+    try:
+        with hoploom.place(store, features="host", device=place_workers.DEVICE) as placed:
+            assert place_workers.placed_rows(placed, "node", "x7", torch.tensor([3, 1])).tolist() == [7, 7]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_second_one_reads_what_the_first_has_written(folder: Path) -> None:

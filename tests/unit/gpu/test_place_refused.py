@@ -136,13 +136,3 @@ def test_a_closed_store_gathers_nothing(ring_store: Store) -> None:
     assert_refused(lambda: hoploom.place(store, "host"), said)
     with hoploom.place(ring_store, ON_DEVICE) as again:
         assert placed_of(again).lists is not None
-
-
-def test_a_field_that_is_not_there_is_named(ring_store: Store) -> None:
-    with hoploom.place(ring_store, ON_DEVICE) as store:
-        placed = placed_of(store)
-        assert_refused(
-            lambda: placed.empty("node", "z", 3),
-            "'node' has no field 'z'; it has ['test_mask', 'train_mask', ",
-            also=ConfigError,
-        )

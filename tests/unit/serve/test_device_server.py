@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import place_workers
 from support.batch_servers import request_of
-from support.graphs import random_graph, save_in_parts
+from support.graphs import dated_library, random_graph, save_in_parts
 from support.wires import over_the_wire
 from torch import Tensor
 
@@ -181,17 +181,47 @@ def test_a_part_is_sampled_on_the_device_as_on_the_host(
             assert all(torch.equal(*columns) for columns in zip(ours, theirs, strict=True))
 
 
+def test_the_times_of_a_part_stay_on_the_host_which_samples_by_time(tmp_path: Path, device: torch.device) -> None:
+    """The device samples the other hops, of several relations, and none of a type without a frontier."""
+    store = hoploom.from_pyg(dated_library(), time_attr="time")
+    save_in_parts(store, tmp_path / "store", 3)
+    schema = store.schema
+    options = BatchOptions(place=partial(placed_for_clients, str(device)))
+    with GraphServer(tmp_path / "store", [1], options) as server:
+        shard, part = server.store.shards[1], server.store.parts[0]
+        assert isinstance(shard, PlacedShard)
+        assert shard.lists is not None
+        assert [lists.edge_time for lists in shard.lists] == [None] * len(schema.relations)
+        assert any(lists.edge_time is not None for lists in part.lists)
+        draw = Draw(7, 0, [2] * len(schema.relations))
+        nodes = [
+            torch.arange(first, first + count) for first, count in zip(part.first_nodes, part.num_nodes, strict=True)
+        ]
+        for timed in (False, True):
+            frontiers: list[Frontier | None] = [
+                Frontier(own, torch.zeros_like(own), torch.full_like(own, 50)) if timed else Frontier(own)
+                for own in nodes
+            ]
+            frontiers[schema.type_index["venue"]] = None
+            begun, theirs = shard.begin_sample(frontiers, draw)(), part.sample(frontiers, draw)
+            for mine, other in zip(begun, theirs, strict=True):
+                assert (mine is None) is (other is None)
+                assert mine is None or all(torch.equal(*columns) for columns in zip(mine, other, strict=True))
+
+
 @pytest.mark.parametrize("peers", [(), ("127.0.0.1:9",)], ids=["alone", "with peers"])
 def test_a_server_of_some_parts_has_these_on_the_device(peers: Sequence[str], path: Path, device: torch.device) -> None:
-    """And all edges, if it has peers for whole batches."""
+    """And no others, if it has peers for whole batches."""
     options = BatchOptions(peers, place=partial(placed_for_clients, str(device)))
     whole = hoploom.open(path)
     with GraphServer(path, [1], options) as server:
         absent, shard = server.store.shards
         assert isinstance(absent, Absent)
         assert isinstance(shard, PlacedShard)
-        assert (shard.placed.lists is not None) is bool(peers)
         assert shard.lists is not None
+        placed = {row.what: row for row in shard.placed.report}["topology of node to node"]
+        assert placed.share == 0.5
+        assert (len(server.store.topology) == 2) is bool(peers)
         rows = server.service.answer(Message(GATHER, [IDS])).whole_tensors[0]
         assert torch.equal(rows, whole.features.gather([("node", "x", IDS)])[0])
         picks = server.service.answer(Message(SAMPLE, [IDS])).whole_tensors

@@ -71,7 +71,7 @@ class DeviceLists:
     weight: Tensor | None = None  # [num_edges] float32
     edge_time: Tensor | None = None  # [num_edges] int64, ascending within a list
     source_time: Tensor | None = None  # [num_sources] int64; lists ascend by it if there is no edge_time
-    first_node: int = 0
+    first_node: int = 0  # id of the first destination
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class DevicePicks:
     """Arrays to which `sample` writes the picks of a hop, from index span.begin on; it writes span.end, too."""
 
     sources: Tensor  # [capacity] int64 node ids
-    edges: Tensor  # [capacity] int64 positions in the lists
+    edges: Tensor  # [capacity] int64: positions in the columns of DeviceLists
     destinations: Tensor  # [capacity] int64: the index of each pick's node in frontier.nodes
     span: DeviceSpan
     indptr: Tensor | None = None  # [nodes' capacity + 1] int64: offsets of the picks of each entry of frontier.nodes
