@@ -39,9 +39,9 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "ranks": 1995,
     "load": 3333,
     "nn": 3249,
-    "serve": 4269,
-    "train": 5487,
-    "gpu": 2699,
+    "serve": 4276,
+    "train": 5489,
+    "gpu": 2694,
     "inference": 1304,
     "ranking": 1029,
     "ingest": 6512,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1794,
 }
-BUDGET, MOST_FILES = 50_216, 230
+BUDGET, MOST_FILES = 50_220, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

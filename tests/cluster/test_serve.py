@@ -142,6 +142,9 @@ def test_a_part_that_nobody_serves_is_named(fleet: Fleet) -> None:
         ({"topology": "global"}, "topology is 'global'"),
         ({"made": "there"}, "made is 'there'"),
         ({"made": "servers", "path": "x"}, "needs no store here"),
+        ({"servers": None}, "servers are None; give addresses"),
+        ({"parts": [0]}, "path is missing; give it"),
+        ({"topology": "local"}, "path is missing; give it"),
         ({"token_file": "nowhere"}, "nowhere cannot be read"),
     ],
 )

@@ -158,7 +158,7 @@ def join_address(host: str, port: int) -> str:
 
 def read_addresses(servers: str | Iterable[str]) -> list[str]:
     """Return the distinct addresses in a list, or in text such as HOST:PORT,HOST:PORT; raise ConfigError if wrong."""
-    listed = servers.split(",") if isinstance(servers, str) else list(servers)
+    listed = servers.split(",") if isinstance(servers, str) else list(servers or ())
     found = [join_address(*split_address(one.strip())) for one in listed if isinstance(one, str) and one.strip()]
     if not found or len(found) != len([one for one in listed if one != ""]):
         raise ConfigError(f"servers are {servers!r:.200}; give addresses, e.g. 10.0.0.1:7000,10.0.0.2:7000")

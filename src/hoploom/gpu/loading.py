@@ -181,14 +181,6 @@ class DeviceSampling:
 # --- batches -------------------------------------------------------------------------------------
 
 
-class SampledBatch(NamedTuple):
-    """A sampled batch on the device, the batch where it was sampled, and the memory of the first."""
-
-    sampled: Sampled
-    known: Sampled
-    memory: BatchMemory
-
-
 class DeviceLoading(Maker):
     """Makes the batches of a loader whose store is placed, in two stages; only the second waits for the device."""
 
@@ -230,14 +222,14 @@ class DeviceLoading(Maker):
     def make(self, share: StepShare, maker: LocalMaker | None = None) -> Arriving:
         """Return the batch of these seeds, made at once on this thread; they are those of `maker`, if given."""
         self.pool.use_current_stream()
-        batch = self.sampled(share, maker)
-        return self.assembled(batch.sampled, batch.memory)
+        sampled, _, memory = self.sampled(share, maker)
+        return self.assembled(sampled, memory)
 
-    def sampled(self, share: StepShare, maker: LocalMaker | None = None) -> SampledBatch:
-        """Sample a batch at once."""
+    def sampled(self, share: StepShare, maker: LocalMaker | None = None) -> tuple[Sampled, Sampled, BatchMemory]:
+        """Return a batch, sampled at once; the same batch where it was sampled; and the memory that the first is in."""
         memory, begun = BatchMemory(self.pool), self._begin(self._idle, share, maker)
         sampled = self._finish(self._idle, begun, memory)
-        return SampledBatch(sampled, sampled if self.samples_on_device else begun.value, memory)
+        return sampled, sampled if self.samples_on_device else begun.value, memory
 
     def _begin(self, idle: threading.BoundedSemaphore, share: StepShare, maker: LocalMaker | None = None) -> Any:
         """Begin to sample a batch, once a set of buffers is idle."""

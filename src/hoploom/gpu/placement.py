@@ -1,5 +1,6 @@
 """`hoploom.place`: check its arguments, then copy a store to device memory or pinned host memory for GPU kernels."""
 
+import re
 from dataclasses import replace
 from typing import Literal
 
@@ -12,7 +13,10 @@ from hoploom.store import Store
 
 Topology = Literal["device", "host", "auto"]
 Features = Literal["device", "host", "auto"] | float | int  # a share of the rows as float, bytes as int
-NO_GPU = "there is no GPU here; leave the store as it is: loaders sample on the host and copy batches to their device"
+NO_GPU = (
+    "there is no GPU here; leave out place, [placement] or --device, and the CPU samples (in tests, TRITON_INTERPRET=1 "
+    "runs kernels on 'cpu')"
+)
 
 
 def place(
@@ -38,6 +42,8 @@ def place(
 
     Close the store after its last batch.
     """
+    if not isinstance(store, Store):
+        raise ConfigError(f"store is a {type(store).__name__}; give hoploom.open(path) or hoploom.from_pyg(graph)")
     wanted_topology, wanted_features = read_topology(topology), read_features(features)
     if wanted_topology is None and wanted_features is None:
         raise ConfigError("neither topology nor features are given; give at least one, e.g. place(topology='cuda')")
@@ -80,30 +86,24 @@ def read_features(value: object) -> Features | None:
 
 
 def _is_device(value: object) -> bool:
-    if not isinstance(value, str | torch.device):
-        return False
-    try:
-        return torch.device(value).type in ("cuda", "cpu")
-    except RuntimeError:
-        return False
+    return isinstance(value, str | torch.device) and bool(re.fullmatch(r"(cuda|cpu)(:0|:[1-9]\d*)?", str(value)))
 
 
 def _device(named: set[str]) -> torch.device:
     """Return the one device that the arguments name; raise ConfigError unless kernels run on it."""
     interprets = kernels_are_interpreted()
+    if not interprets and not torch.cuda.is_available():
+        raise ConfigError(NO_GPU)
     numbered = {name for name in named if ":" in name}
-    types = {torch.device(name).type for name in named}
-    if len(types) > 1 and not interprets and not torch.cuda.is_available():
-        raise ConfigError(NO_GPU)  # neither of them works
-    if len(numbered) > 1 or len(types) > 1:
-        raise ConfigError(f"the devices {sorted(named)} differ; a store is placed on one, name one of them")
+    if len(numbered) > 1 or len({torch.device(name).type for name in named}) > 1:
+        raise ConfigError(
+            f"topology, features and device name {sorted(named)}; a store is placed on one, name that one"
+        )
     device = torch.device(min(numbered or named or {"cpu" if interprets else "cuda"}))
     if device.type == "cpu":
         if not interprets:
-            raise ConfigError("kernels do not run on the device 'cpu'; give 'cuda', or leave the store as it is")
+            raise ConfigError("kernels do not run on the device 'cpu'; give 'cuda', or do not place the store")
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(NO_GPU)
     if interprets:
         raise ConfigError("TRITON_INTERPRET is set, so kernels run on the CPU alone; unset it, or give 'cpu'")
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -39,11 +39,13 @@ from hoploom.schema import EDGE_ID, RelationName
 from hoploom.store.base import NO_IDS
 from hoploom.train.batch_adapter import adapted, without_ddp
 from hoploom.train.checkpoint import Checkpoint
+from hoploom.train.loop import evaluating
 from hoploom.train.step import BegunStep, Learner, StepCounts, Stepper, StepTimer, Training
 from hoploom.train.tasks import NodeTask
 
 SLOTS = 2  # one is filled while the other is learned from
 NEVER = 1 << 62  # a position that no edge has; F.pad takes numbers as float64
+STRANGE = 1e4  # a value in padding that would change losses; float16 holds it
 TOLERANCE = 1e-3  # of losses, between a batch with padding and the batch without
 MIXING = (_NormBase, OverRanks, HeteroBatchNorm)  # norms that mix the rows of a batch, but only in training
 
@@ -211,19 +213,20 @@ def check_learner(learner: Learner, training: Training, device: torch.device) ->
             Sampled([NO_IDS] * len(schema.node_types), None, [], edges, None, None)
         )
         missing = [f"{f} of {owner!r}" for owner, f, _ in wanted if f != EDGE_ID and (owner, f) not in fields]
-        give = "hoploom.place(store, topology='auto', features='auto')"
+        give = "hoploom.place(store, topology='auto', features='auto'), or in run.toml set [placement]"
         reasons += [
+            (placed is not None and bool(placed.partial), "need all parts of the store on this host"),
             (not is_there, f"need a graph that lies on {device}; give the loader {give}"),
             (bool(missing), f"need features on {device}, and {missing[:1]} is not placed; give the loader {give}"),
-            (sampling.disjoint, "do not go with disjoint or temporal sampling"),
+            (sampling.disjoint, "do not go with disjoint or temporal sampling; leave these out"),
             (sampling.subgraph != "directional", f"do not go with subgraph_type={sampling.subgraph!r}"),
             (
                 sampling.mode == "blocks" and not isinstance(model, GNN),
                 "take blocks for the models of hoploom.nn only; give the loader mode='subgraph'",
             ),
-            (maker.sampler.sample_frontier is not None, "do not go with sample_frontier"),
-            (maker.transform is not None, "do not go with transform"),
-            (assembler.reduce is not None, "do not go with aggregate"),
+            (maker.sampler.sample_frontier is not None, "do not go with sample_frontier; leave it out"),
+            (maker.transform is not None, "do not go with transform; leave it out"),
+            (assembler.reduce is not None, "do not go with aggregate; leave it out"),
         ]
     for is_so, why in reasons:
         if is_so:
@@ -297,19 +300,19 @@ class WholeStep(Stepper):
 
     def _check_rows(self, share: StepShare) -> None:
         """Raise ConfigError if the losses of a batch that fits the buffers change with its padding."""
-        slot, modes = self._slots[0], {module: module.training for module in self._model.modules()}
+        slot = self._slots[0]
         slot.fill(share)
         self.learn_stream.wait_for(slot.filled)
         assert slot.batch is not None
         unpadded = received(DeviceLoading(self.maker, self.placed, self._context.timeout).make(share))
-        self._model.eval()
-        try:
-            with torch.no_grad():
-                padded = self._losses_of(self.learner.task, slot.batch, enabled=False)
-                own = self._losses_of(self.learner.task, unpadded, enabled=False)
-        finally:
-            for module, was_training in modes.items():
-                module.training = was_training
+        for wide, narrow in zip(slot.batch.node_stores, unpadded.node_stores, strict=True):
+            for name, rows in wide.items():  # in the padding, to be seen in means and in maxima
+                if isinstance(rows, Tensor) and rows.is_floating_point():
+                    count = len(narrow[name])
+                    rows[count::2], rows[count + 1 :: 2] = STRANGE, -2 * STRANGE  # a sum is not zero
+        with evaluating(self._model):
+            padded = self._losses_of(self.learner.task, slot.batch, enabled=False)
+            own = self._losses_of(self.learner.task, unpadded, enabled=False)
         self.learn_stream.record(slot.learned)
         alike = torch.isclose(padded, own, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True).all()
         if not on_host(alike, "computed a loss", self._context.timeout):

@@ -76,6 +76,10 @@ def connect(
     check_topology(topology)
     if memory is not None and path is None:
         raise ConfigError(NO_PARTS)
+    if path is None and (parts is not None or topology != "auto"):
+        raise ConfigError(
+            "parts and topology say which files are read here, and path is missing; give it, or leave them out"
+        )
     if security is not None and (token_file, ca, cert, key) != (None,) * 4:
         raise ConfigError("security is given, and files of it too; give security, or token_file, ca, cert and key")
     if security is None:

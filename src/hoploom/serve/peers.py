@@ -170,7 +170,9 @@ class Peers(Closing):
         known = self._known.values()
         if self._own is None:
             makes = any(info.holds(None) for info in known)
-            return None if makes else "no server makes whole batches; start them with --peers"
+            return (
+                None if makes else "no server makes whole batches; start them with --peers, or connect with made='here'"
+            )
         held = {part for info in known for part in info.parts}.union(self._own)
         num_parts = max((len(info.manifest.parts) for info in known), default=0)
         missing = [part for part in range(num_parts) if part not in held]
@@ -297,7 +299,8 @@ class Peers(Closing):
     def _lost(self, part: int | None) -> PeerError:
         what = "a batch" if part is None else f"part {part}"
         if self._closed.is_set():
-            return PeerError(f"the store was closed while {what} was asked for; close it when its loaders are done")
+            said = f"the store was closed before {what} arrived"
+            return PeerError(f"{said}; close it, and stores made from it or for it, when all their loaders are done")
         known = self._known
         able = [peer for peer in self._peers if peer not in known or known[peer].holds(part)]
         if not able:

@@ -113,8 +113,8 @@ def plan_budget(parts: Sequence[Part], num_bytes: int) -> Budget:
     left = num_bytes - offsets
     if left <= 0:
         raise ConfigError(
-            f"memory is {as_bytes(num_bytes)}, and where the edge lists begin takes {as_bytes(offsets)} of it; "
-            f"give at least {as_bytes(offsets * 5 // 4)}, or leave memory out"
+            f"memory of {as_bytes(num_bytes)} for the store is too small: where lists begin takes {as_bytes(offsets)}; "
+            f"give at least {as_bytes(offsets * 5 // 4)}, or no limit"
         )
     window = int(left * WINDOW)
     left -= window

@@ -89,6 +89,8 @@ def fit(
     """
     _check(learner, context, validate)
     _seek_loader(learner)
+    if stepper is not None and not callable(stepper):
+        raise ConfigError(f"stepper is {stepper!r:.80}; give a class such as hoploom.WholeStep, or leave it out")
     stepping = (stepper or Stepper)(learner, training, context, checkpoint)
     shown = training.progress and context.is_main
     if shown:

@@ -37,8 +37,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "among is 'x'; give the context that hoploom.init made, or leave it out",
     ),
     "device": ({"topology": "host", "device": "tpu"}, "device is 'tpu'; give 'cuda'"),
-    "two devices": ({"topology": "cuda:0", "features": "cuda:1"}, "differ; a store is placed on one, name one"),
-    "two kinds": ({"topology": "cuda", "device": "cpu"}, "the devices ['cpu', 'cuda'] differ; a store is placed"),
+    "two devices": (
+        {"topology": "cuda:0", "features": "cuda:1"},
+        "name ['cuda:0', 'cuda:1']; a store is placed on one",
+    ),
+    "two kinds": ({"topology": "cuda", "device": "cpu"}, "topology, features and device name ['cpu', 'cuda']; a store"),
     "rows spread over GPUs": ({"features": "spread"}, "features is 'spread'; give 'cuda', 'host', 'auto', a share"),
 }
 
@@ -50,13 +53,25 @@ def test_a_mistake_is_refused(ring_store: Store, given: dict[str, Any], said: st
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_store_stays_as_it_is(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_refused(lambda: hoploom.place(ring_store, "cuda"), "there is no GPU here; leave the store as it is")
+    assert_refused(lambda: hoploom.place(ring_store, "cuda"), "TRITON_INTERPRET is set", "unset it, or give 'cpu'")
     monkeypatch.setattr(placement, "kernels_are_interpreted", lambda: False)
-    assert_refused(lambda: hoploom.place(ring_store, "host"), "there is no GPU here; leave the store as it is")
-    assert_refused(lambda: hoploom.place(ring_store, "cpu"), "kernels do not run on the device 'cpu'; give 'cuda'")
-    assert_refused(
-        lambda: hoploom.place(ring_store, "cuda", device="cpu"), "there is no GPU here; leave the store as it is"
-    )
+    for given in (
+        {"topology": "cuda"},
+        {"topology": "host"},
+        {"topology": "cpu"},
+        {"features": "cuda", "device": "cpu"},
+    ):
+        said = (
+            "there is no GPU here; leave out place, [placement] or --device",
+            "in tests, TRITON_INTERPRET=1 runs kernels on 'cpu'",
+        )
+        assert_refused(lambda given=given: hoploom.place(ring_store, **given), *said)  # type: ignore[misc]
+
+
+def test_what_is_no_store_is_named(ring_store: Store) -> None:
+    for wrong, kind in (("ring.store", "str"), (ring(12), "Data"), (None, "NoneType")):
+        said = f"store is a {kind}; give hoploom.open(path) or hoploom.from_pyg(graph)"
+        assert_refused(lambda wrong=wrong: hoploom.place(wrong, "host"), said)  # type: ignore[misc]
 
 
 def test_without_triton_it_says_what_to_install(ring_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,8 @@ class Mixing(nn.Module):
 
 ALL_ROWS = {
     "mean": lambda x: x - x.mean(0),
+    "max": lambda x: x - x.max(0).values,
+    "min": lambda x: x - x.min(0).values,
     "virtual node": lambda x: torch.cat([x[:, :4], x[:, 4:].sum(0).expand(len(x), 4)], 1),
     "GraphNorm": GraphNorm(8),
     "LayerNorm": LayerNorm(8, mode="graph"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.device_loaders import placed
 from support.graphs import ring
+from support.shards import spread
 from support.waiting import FROM_NUMBERS, NoWaiting
 from support.whole_steps import BATCH, NUM_CLASSES, homogeneous_learner, library_learner, link_learner, taken
 from torch.utils._python_dispatch import _disable_current_modes
@@ -359,6 +360,7 @@ class Trimmed(torch.nn.Module):
         ({"loader": {"batch_size": 50}}, "need a step of batch_size=50"),
         ({"on_host": True}, r"need a graph that lies on cpu; give the loader hoploom.place\("),
         ({"features": None}, "and ..x of 'node'.. is not placed"),
+        ({"parts": [0]}, "need all parts of the store on this host"),
         ({"rows": None}, "do not update learned rows, here of .'node'.; use features"),
     ],
 )
@@ -371,6 +373,10 @@ def test_what_cannot_be_a_whole_step_is_refused_with_the_way_out(change: dict[st
         setattr(learner, name, change.get(name, getattr(learner, name)))
     if "features" in change:
         store = hoploom.place(homogeneous_learner(CPU, on_host=True).loader.store, topology="cpu")
+        learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
+    if "parts" in change:
+        whole = homogeneous_learner(CPU, on_host=True).loader.store
+        store = hoploom.place(spread(whole, 3, change["parts"], whole_topology=True), "cpu", "cpu")
         learner.loader = NeighborLoader(store, [3, 2], input_nodes="train", batch_size=BATCH)
     if "rows" in change:
         store = hoploom.Embedding(learner.loader.store, dim=8, join="add").store

@@ -111,7 +111,10 @@ def test_a_budget_that_holds_all_changes_nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ("9kB", r"memory is 9.00 kB, and where the edge lists begin takes 48.0 kB of it; give at least 60.0 kB"),
+        (
+            "9kB",
+            "memory of 9.00 kB for the store is too small: where lists begin takes 48.0 kB; give at least 60.0 kB",
+        ),
         ("much", "memory is 'much'; give a size such as 512GB or 64GiB"),
         (0, "give bytes such as '6GB'"),
         (1.5, "give bytes such as '6GB'"),

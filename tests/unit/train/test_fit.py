@@ -31,6 +31,7 @@ from support.fit_workers import (
 from support.refusals import assert_raises
 from torch import nn
 
+import hoploom
 from hoploom import ConfigError, TrainError
 from hoploom.train.checkpoint import Checkpoint
 from hoploom.train.loop import Outcome, evaluate
@@ -47,6 +48,11 @@ def test_the_loss_falls_and_the_outcome_says_what_was_done() -> None:
     assert (outcome.steps, outcome.epochs, outcome.stopped, outcome.best) == (6 * STEPS, 6, "done", None)
     assert [epoch["epoch"] for epoch in outcome.history] == list(range(1, 7))
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_stepper_that_is_no_class_is_refused() -> None:
+    with pytest.raises(hoploom.ConfigError, match=r"stepper is 'whole'; give a class such as hoploom\.WholeStep"):
+        hoploom.fit(learner_of(), hoploom.Training(1), hoploom.init(), stepper="whole")  # type: ignore[arg-type]
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_seeds() -> None:
