@@ -157,7 +157,6 @@ def padded_views(on: DeviceBuffers) -> list[LayerView]:
     """
     plan, names = on.plan, [node_type.name for node_type in on.plan.schema.node_types]
     within = [dict(zip(names, counts, strict=True)) for counts in zip(*on.capacity.nodes, strict=True)]
-
     wholes: dict[RelationName, InEdges] = {}  # edges of all hops
 
     def grouped(hop: int, sources: Mapping[str, int], destinations: Mapping[str, int]) -> dict[RelationName, InEdges]:
