@@ -41,7 +41,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "nn": 3249,
     "serve": 4276,
     "train": 5489,
-    "gpu": 2693,
+    "gpu": 2698,
     "inference": 1304,
     "ranking": 1029,
     "ingest": 6512,
@@ -51,7 +51,7 @@ BUDGETS = {  # lines of each package; "" are the modules beside the packages
     "report": 1147,
     "cli": 1794,
 }
-BUDGET, MOST_FILES = 50_219, 230
+BUDGET, MOST_FILES = 50_224, 230
 
 
 def _tracked(*patterns: str) -> list[Path]:

@@ -358,7 +358,8 @@ def copy_store(store: Store, plan: PlacePlan) -> PlacedStore:
     """Copy topology and features to the planned memory; return the placed store."""
     device, lists, runs = plan.device, list[tuple[DeviceLists, ...]](), {}
     has_all = covers(store.schema, store.topology)
-    allow_open_files()  # two for each tensor in host memory
+    if plan.files:
+        allow_open_files()  # two for each tensor in host memory
     hostmemory.sweep(keep=plan.files)
     lease = Lease(device)
     try:

@@ -1,6 +1,5 @@
 """`hoploom.place`: check its arguments, then copy a store to device memory or pinned host memory for GPU kernels."""
 
-import re
 from dataclasses import replace
 from typing import Literal
 
@@ -86,7 +85,12 @@ def read_features(value: object) -> Features | None:
 
 
 def _is_device(value: object) -> bool:
-    return isinstance(value, str | torch.device) and bool(re.fullmatch(r"(cuda|cpu)(:0|:[1-9]\d*)?", str(value)))
+    if not isinstance(value, str | torch.device):
+        return False
+    try:
+        return torch.device(value).type in ("cuda", "cpu")
+    except RuntimeError:
+        return False
 
 
 def _device(named: set[str]) -> torch.device:

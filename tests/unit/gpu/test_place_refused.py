@@ -42,6 +42,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "name ['cuda:0', 'cuda:1']; a store is placed on one",
     ),
     "two kinds": ({"topology": "cuda", "device": "cpu"}, "topology, features and device name ['cpu', 'cuda']; a store"),
+    "no device": ({"topology": "cuda:99999999999"}, "topology is 'cuda:99999999999'; give 'cuda', 'host', 'auto'"),
     "rows spread over GPUs": ({"features": "spread"}, "features is 'spread'; give 'cuda', 'host', 'auto', a share"),
 }
 
